@@ -1,0 +1,47 @@
+"""A forward as a DAG: nodes, build, verify, lower, and the text, DOT and JSON forms.
+
+Pure data: nothing here imports torch. `build_forward` compiles a plan into a `Graph`, `verify` proves it
+free of races and deadlocks, `lower` turns it into the flat program that the runtime executes.
+"""
+
+from kvpp_dag.graph.build import build_forward
+from kvpp_dag.graph.dot import to_dot
+from kvpp_dag.graph.json import from_json, to_json, to_networkx
+from kvpp_dag.graph.lower import Op, Program, Step, lower
+from kvpp_dag.graph.nodes import (
+    COMPUTE_STREAM,
+    TRANSFER_STREAM,
+    Graph,
+    Kind,
+    Node,
+    Policy,
+    without_edge,
+)
+from kvpp_dag.graph.text import from_text, to_text
+from kvpp_dag.graph.verify import Finding, ensure_sound, verify, verify_alone, verify_group
+
+__all__ = [
+    "COMPUTE_STREAM",
+    "TRANSFER_STREAM",
+    "Finding",
+    "Graph",
+    "Kind",
+    "Node",
+    "Op",
+    "Policy",
+    "Program",
+    "Step",
+    "build_forward",
+    "ensure_sound",
+    "from_json",
+    "from_text",
+    "lower",
+    "to_dot",
+    "to_json",
+    "to_networkx",
+    "to_text",
+    "verify",
+    "verify_alone",
+    "verify_group",
+    "without_edge",
+]

@@ -1,0 +1,133 @@
+"""The JSON form of a graph: networkx node-link data under `graph`, beside what identifies the rank.
+
+`networkx.node_link_graph(dump["graph"])` opens it. Node order in the file is issue order, from which
+stream order follows, so stream order is not repeated as edges.
+"""
+
+import json
+
+import networkx as nx
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kvpp_dag.errors import DumpError, GraphError
+from kvpp_dag.graph.nodes import Graph, Kind, Node, Policy
+
+SCHEMA_VERSION = 1
+MAX_NODES = 1_000_000
+
+
+def to_networkx(graph: Graph) -> "nx.DiGraph[str]":
+    """The graph with its explicit edges; every node carries its fields as attributes."""
+    result: nx.DiGraph[str] = nx.DiGraph()
+    for node in graph.nodes:
+        result.add_node(
+            node.id,
+            kind=str(node.kind),
+            stream=node.stream,
+            layer=node.layer,
+            owner=node.owner,
+            slot=node.slot,
+            bytes=node.bytes,
+            reads=list(node.reads),
+            writes=list(node.writes),
+        )
+    result.add_edges_from((before, node.id) for node in graph.nodes for before in node.after)
+    return result
+
+
+def to_json(graph: Graph) -> str:
+    """Write `graph` as indented JSON with sorted keys at the top level."""
+    dump = {
+        "schema_version": SCHEMA_VERSION,
+        "layout_hash": graph.layout_hash,
+        "rank": graph.rank,
+        "ranks": graph.ranks,
+        "history": graph.history,
+        "policy": str(graph.policy),
+        "depth": graph.depth,
+        "graph": nx.node_link_data(to_networkx(graph), edges="edges"),
+    }
+    return json.dumps(dump, indent=1) + "\n"
+
+
+class _DumpNode(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    id: str
+    kind: str
+    stream: str
+    layer: int | None = Field(default=None, ge=0)
+    owner: int | None = Field(default=None, ge=0)
+    slot: int | None = Field(default=None, ge=0)
+    bytes: int = Field(default=0, ge=0)
+    reads: list[str] = []
+    writes: list[str] = []
+
+
+class _DumpEdge(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    source: str
+    target: str
+
+
+class _DumpGraph(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+    nodes: list[_DumpNode] = Field(max_length=MAX_NODES)
+    edges: list[_DumpEdge] = Field(max_length=MAX_NODES * 4)
+
+
+class _Dump(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    schema_version: int
+    layout_hash: str
+    rank: int
+    ranks: int
+    history: bool
+    policy: str
+    depth: int = Field(ge=1)
+    graph: _DumpGraph
+
+
+def from_json(text: str) -> Graph:
+    """Read what `to_json` wrote. Raises DumpError naming the place that cannot be read."""
+    try:
+        dump = _Dump.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise DumpError(f"At {place}: {first['msg']}.") from error
+    if dump.schema_version != SCHEMA_VERSION:
+        raise DumpError(
+            f"At schema_version: {dump.schema_version}; this version reads {SCHEMA_VERSION}."
+        )
+    after: dict[str, list[str]] = {node.id: [] for node in dump.graph.nodes}
+    for i, edge in enumerate(dump.graph.edges):
+        if edge.target not in after:
+            raise DumpError(f"At graph.edges.{i}: there is no node {edge.target[:80]!r}.")
+        after[edge.target].append(edge.source)
+    try:
+        return Graph(
+            nodes=tuple(_node(node, after[node.id]) for node in dump.graph.nodes),
+            rank=dump.rank,
+            ranks=dump.ranks,
+            layout_hash=dump.layout_hash,
+            history=dump.history,
+            policy=Policy(dump.policy),
+            depth=dump.depth,
+        )
+    except (ValueError, GraphError) as error:
+        raise DumpError(f"At graph: {error}") from error
+
+
+def _node(node: _DumpNode, after: list[str]) -> Node:
+    return Node(
+        id=node.id,
+        kind=Kind(node.kind),
+        stream=node.stream,
+        after=tuple(after),
+        reads=tuple(node.reads),
+        writes=tuple(node.writes),
+        layer=node.layer,
+        owner=node.owner,
+        slot=node.slot,
+        bytes=node.bytes,
+    )

@@ -1,0 +1,142 @@
+"""Lower a graph to a flat program: what to do at each hook of an engine, and nothing else.
+
+An engine owns the compute nodes and calls a hook around each: `begin` before the prologue,
+`acquire(i)` before `attend[i]`, `release(i)` after it, `end` after the last one. The nodes between two
+compute nodes become the steps of the hook between them.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kvpp_dag.errors import GraphError
+from kvpp_dag.graph.nodes import COMPUTE_STREAM, Graph, Kind, Node
+from kvpp_dag.graph.order import Cycle, order_of
+
+EVENTS = (Kind.READY, Kind.COMPLETION)
+
+
+class Op(StrEnum):
+    """What a step does: record an event, make a stream wait for one, or launch a transfer."""
+
+    RECORD = "record"
+    WAIT = "wait"
+    LAUNCH = "launch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step on `stream`. `node` is the event recorded or waited for, or the transfer."""
+
+    op: Op
+    stream: str
+    node: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """The steps of one forward by hook; `acquire` and `release` are indexed by ordinal."""
+
+    graph: Graph
+    begin: tuple[Step, ...]
+    acquire: tuple[tuple[Step, ...], ...]
+    release: tuple[tuple[Step, ...], ...]
+    end: tuple[Step, ...]
+
+    @property
+    def layers(self) -> int:
+        """Number of target layers."""
+        return len(self.acquire)
+
+
+def lower(graph: Graph) -> Program:
+    """Lower a forward's graph to its program, leaving out waits that an earlier one implies.
+
+    Raises GraphError if the graph is not one that an engine's hooks can drive: its compute nodes must
+    be a prologue, then `attend[i]` and `compute[i]` of every layer in order, and an edge between two
+    streams must start at an event.
+    """
+    layers = _check_shape(graph)
+    hooks = _Hooks(begin=[], acquire=[[] for _ in range(layers)], release=[[] for _ in range(layers)])
+    waits = _Waits(graph)
+    pending: list[Step] = []
+    for node in graph.nodes:
+        pending += [Step(op=Op.WAIT, stream=node.stream, node=e) for e in waits.needed(node)]
+        if node.kind in EVENTS:
+            pending.append(Step(op=Op.RECORD, stream=node.stream, node=node.id))
+        elif node.kind is Kind.BROADCAST:
+            pending.append(Step(op=Op.LAUNCH, stream=node.stream, node=node.id))
+        else:
+            hooks.before(node).extend(pending)
+            pending = []
+    return Program(
+        graph=graph,
+        begin=tuple(hooks.begin),
+        acquire=tuple(map(tuple, hooks.acquire)),
+        release=tuple(map(tuple, hooks.release)),
+        end=tuple(pending),
+    )
+
+
+@dataclass(kw_only=True)
+class _Hooks:
+    begin: list[Step] = field(default_factory=list)
+    acquire: list[list[Step]]
+    release: list[list[Step]]
+
+    def before(self, node: Node) -> list[Step]:
+        """The hook that runs right before compute node `node`."""
+        if node.layer is None:
+            return self.begin
+        return (self.acquire if node.id.startswith("attend[") else self.release)[node.layer]
+
+
+def _check_shape(graph: Graph) -> int:
+    """Return the number of layers, or raise GraphError if the hooks cannot drive the graph."""
+    compute = [node for node in graph.nodes if node.kind is Kind.COMPUTE]
+    layers = len(compute) // 2
+    expected = ["prologue"]
+    for i in range(layers):
+        expected += [f"attend[{i}]", f"compute[{i}]"]
+    if [node.id for node in compute] != expected:
+        raise GraphError(
+            "An engine drives prologue, then attend[i] and compute[i] of every layer in order; this "
+            f"graph computes {', '.join(n.id for n in compute[:6])}, ... Run it on the Executor."
+        )
+    for node in compute:
+        if node.stream != COMPUTE_STREAM:
+            raise GraphError(f"{node.id} is on stream {node.stream!r}; expected {COMPUTE_STREAM!r}.")
+    return layers
+
+
+class _Waits:
+    """Which events a node's stream still has to wait for, given what it knows to be finished."""
+
+    def __init__(self, graph: Graph) -> None:
+        order = order_of((graph,))
+        if isinstance(order, Cycle):
+            raise GraphError("The graph has a cycle and cannot be lowered; verify names it.")
+        self.graph = graph
+        self.order = order
+        self.known: dict[str, int] = {}
+
+    def needed(self, node: Node) -> list[str]:
+        """Event ids to wait for before `node`, the latest first so that it can imply the others."""
+        position = self.graph.position
+        events = []
+        for name in reversed(node.after):
+            other = self.graph[name]
+            i = position[name]
+            if other.stream == node.stream or self.known.get(node.stream, 0) >> i & 1:
+                continue
+            if other.kind not in EVENTS:
+                raise GraphError(
+                    f"{node.id} on stream {node.stream!r} comes after {name} on stream "
+                    f"{other.stream!r}; record an event after {name} and wait for that."
+                )
+            events.append(name)
+            self._learn(node.stream, i)
+        self._learn(node.stream, position[node.id])
+        return events
+
+    def _learn(self, stream: str, i: int) -> None:
+        self.known[stream] = self.known.get(stream, 0) | self.order.ancestors[i] | 1 << i

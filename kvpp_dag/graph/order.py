@@ -1,0 +1,62 @@
+"""What runs before what: the reflexive-free ancestor sets of nodes under edges and stream order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+
+from kvpp_dag.graph.nodes import Graph
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """The order of the nodes of consecutive forwards, numbered through in issue order.
+
+    Bit `j` of `ancestors[i]` is set if node `j` is finished before node `i` starts, whatever the
+    timing.
+    """
+
+    ancestors: tuple[int, ...]
+
+    def ordered(self, i: int, j: int) -> bool:
+        """Whether a path leads from one of the two nodes to the other."""
+        return bool((self.ancestors[i] >> j | self.ancestors[j] >> i) & 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cycle:
+    """Nodes that wait for each other in a ring, first one repeated at the end."""
+
+    nodes: tuple[int, ...]
+
+
+def direct_predecessors(forwards: Sequence[Graph]) -> list[list[int]]:
+    """Positions right before each node: its edges, and the node before it on its stream."""
+    predecessors: list[list[int]] = []
+    last_on_stream: dict[str, int] = {}
+    for graph in forwards:
+        base = len(predecessors)
+        for i, node in enumerate(graph.nodes):
+            before = [base + graph.position[name] for name in node.after]
+            if node.stream in last_on_stream:
+                before.append(last_on_stream[node.stream])
+            last_on_stream[node.stream] = base + i
+            predecessors.append(before)
+    return predecessors
+
+
+def order_of(forwards: Sequence[Graph]) -> Order | Cycle:
+    """The order over one or more consecutive forwards of a rank, or the ring that prevents one."""
+    predecessors = direct_predecessors(forwards)
+    sequence: Sequence[int] = range(len(predecessors))
+    if any(j >= i for i, before in enumerate(predecessors) for j in before):
+        try:
+            sequence = tuple(TopologicalSorter(dict(enumerate(predecessors))).static_order())
+        except CycleError as error:
+            return Cycle(nodes=tuple(error.args[1]))
+    ancestors = [0] * len(predecessors)
+    for i in sequence:
+        mask = 0
+        for j in predecessors[i]:
+            mask |= ancestors[j] | 1 << j
+        ancestors[i] = mask
+    return Order(ancestors=tuple(ancestors))

@@ -1,0 +1,249 @@
+"""Prove that a graph is sound before it runs.
+
+The rules are generic: two nodes whose accesses conflict must be ordered by a path, a read must find
+what its own layer wrote, every transfer must have a waiter, and all ranks must issue the same sequence
+of collectives. A graph built by hand is held to the same rules as a compiled one.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from kvpp_dag.errors import UnsoundGraphError
+from kvpp_dag.graph.nodes import SCRATCH, Graph, Kind
+from kvpp_dag.graph.order import Cycle, Order, order_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One reason why a graph is unsound.
+
+    `rule` is `race`, `deadlock`, `content`, `unjoined` or `collectives`; `nodes` are the nodes
+    concerned (for a race exactly the two that no path orders).
+    """
+
+    rule: str
+    rank: int
+    nodes: tuple[str, ...]
+    message: str
+
+
+def verify(graph: Graph, following: Graph | None = None) -> tuple[Finding, ...]:
+    """Findings in one rank's forward and across the wrap into the `following` one.
+
+    `following` is the forward after it, by default the same graph again. No findings means that every
+    execution which respects edges and stream order is free of races and deadlocks, and reads what it
+    should.
+    """
+    return _findings((graph, following if following is not None else graph))
+
+
+def verify_alone(graph: Graph) -> tuple[Finding, ...]:
+    """Findings in a forward that is drained before anything else runs on its streams."""
+    return _findings((graph,))
+
+
+def verify_group(graphs: Sequence[Graph]) -> tuple[Finding, ...]:
+    """Findings over the same forward of several ranks: `verify` of each, and collective order.
+
+    With fewer graphs than the group has ranks, only those given are compared.
+    """
+    findings = [finding for graph in graphs for finding in verify(graph)]
+    return (*findings, *collective_order(graphs))
+
+
+def ensure_sound(graphs: Sequence[Graph]) -> None:
+    """Raise UnsoundGraphError if one rank's graphs are unsound in any consecutive order.
+
+    `graphs` are the kinds of forward that the rank may run in any order, e.g. with and without
+    history.
+    """
+    findings = tuple(f for first in graphs for then in graphs for f in verify(first, then))
+    if findings:
+        more = f" ({len(findings) - 1} more findings)" if len(findings) > 1 else ""
+        raise UnsoundGraphError(findings[0].message + more, findings)
+
+
+class _Labelled:
+    """Consecutive forwards numbered through, with names that tell the second forward apart."""
+
+    def __init__(self, graphs: tuple[Graph, ...]) -> None:
+        self.rank = graphs[0].rank
+        self.first_length = len(graphs[0].nodes)
+        self.nodes = tuple(node for graph in graphs for node in graph.nodes)
+        self.accesses: dict[str, list[tuple[int, bool]]] = defaultdict(list)
+        for i, node in enumerate(self.nodes):
+            for buffer in dict.fromkeys((*node.reads, *node.writes)):
+                self.accesses[buffer].append((i, buffer in node.writes))
+
+    def forward(self, i: int) -> int:
+        return int(i >= self.first_length)
+
+    def name(self, i: int) -> str:
+        return self.nodes[i].id + (" of the next forward" if self.forward(i) else "")
+
+
+def _findings(graphs: tuple[Graph, ...]) -> tuple[Finding, ...]:
+    """Findings over consecutive forwards; what concerns one forward is judged on the first."""
+    forwards = _Labelled(graphs)
+    single = order_of(graphs[:1])
+    if isinstance(single, Cycle):
+        return (_deadlock(forwards, single),)
+    order = order_of(graphs)
+    if isinstance(order, Cycle):
+        return (_deadlock(forwards, order),)
+    return (
+        *_races(forwards, order),
+        *_contents(forwards, order),
+        *_unjoined(graphs[0], single),
+        *_unordered_collectives(graphs[0], single),
+    )
+
+
+def _deadlock(forwards: _Labelled, cycle: Cycle) -> Finding:
+    names = tuple(forwards.nodes[i].id for i in cycle.nodes)
+    return Finding(
+        rule="deadlock",
+        rank=forwards.rank,
+        nodes=names,
+        message=f"deadlock on rank {forwards.rank}: {' -> '.join(names)} wait for each other.",
+    )
+
+
+def _unjoined(graph: Graph, order: Order) -> Iterator[Finding]:
+    """Transfers that no other stream waits for within their forward."""
+    transfers = [(i, n) for i, n in enumerate(graph.nodes) if n.kind is Kind.BROADCAST]
+    awaited = {node.stream: 0 for _, node in transfers}
+    for stream in awaited:
+        for i, node in enumerate(graph.nodes):
+            if node.stream != stream:
+                awaited[stream] |= order.ancestors[i]
+    for i, node in transfers:
+        if not awaited[node.stream] >> i & 1:
+            yield Finding(
+                rule="unjoined",
+                rank=graph.rank,
+                nodes=(node.id,),
+                message=f"unjoined transfer on rank {graph.rank}: nothing waits for {node.id}, so the "
+                "forward can end while it runs; add a completion event and a waiter.",
+            )
+
+
+def _unordered_collectives(graph: Graph, order: Order) -> Iterator[Finding]:
+    """Pairs of collectives that this rank could start in either order."""
+    positions = [i for i, node in enumerate(graph.nodes) if node.kind is Kind.BROADCAST]
+    for i, j in pairwise(positions):
+        if not order.ordered(i, j):
+            first, second = graph.nodes[i].id, graph.nodes[j].id
+            yield Finding(
+                rule="collectives",
+                rank=graph.rank,
+                nodes=(first, second),
+                message=f"collective order on rank {graph.rank}: no path orders {first} and {second}, "
+                "so ranks may start them in different orders and deadlock.",
+            )
+
+
+def _races(forwards: _Labelled, order: Order) -> Iterator[Finding]:
+    """Conflicting accesses that no path orders."""
+    for buffer, accesses in forwards.accesses.items():
+        written = sum(1 << i for i, writes in accesses if writes)
+        touched = sum(1 << i for i, _ in accesses)
+        for j, writes in accesses:
+            earlier = (touched if writes else written) & ((1 << j) - 1)
+            unordered = earlier & ~order.ancestors[j]
+            while unordered:
+                i = unordered.bit_length() - 1
+                unordered ^= 1 << i
+                if not order.ordered(i, j):
+                    yield _race(forwards, buffer, i, j)
+
+
+def _race(forwards: _Labelled, buffer: str, i: int, j: int) -> Finding:
+    first, second = forwards.name(i), forwards.name(j)
+    return Finding(
+        rule="race",
+        rank=forwards.rank,
+        nodes=(forwards.nodes[i].id, forwards.nodes[j].id),
+        message=f"race on {buffer} of rank {forwards.rank}: no path orders {first} and {second}.",
+    )
+
+
+def _contents(forwards: _Labelled, order: Order) -> Iterator[Finding]:
+    """Reads that would find another layer's data, or in scratch another forward's.
+
+    Only meaningful between ordered accesses; the others are races already.
+    """
+    for buffer, accesses in forwards.accesses.items():
+        writers = [i for i, writes in accesses if writes]
+        for j, _ in accesses:
+            reader = forwards.nodes[j]
+            if buffer not in reader.reads or reader.layer is None:
+                continue
+            before = [i for i in writers if order.ancestors[j] >> i & 1]
+            last = max(before, key=lambda i: order.ancestors[i].bit_count(), default=None)
+            problem = _content_problem(forwards, buffer, j, last)
+            if problem:
+                yield Finding(
+                    rule="content",
+                    rank=forwards.rank,
+                    nodes=(reader.id,) if last is None else (forwards.nodes[last].id, reader.id),
+                    message=f"wrong content on rank {forwards.rank}: {forwards.name(j)} reads {buffer}"
+                    f" of layer {reader.layer}, {problem}.",
+                )
+
+
+def _content_problem(forwards: _Labelled, buffer: str, j: int, last: int | None) -> str | None:
+    is_scratch = buffer.startswith(SCRATCH)
+    if last is None:
+        return "which nothing wrote before" if is_scratch else None
+    if forwards.nodes[last].layer != forwards.nodes[j].layer:
+        return f"but {forwards.name(last)} wrote it last"
+    if is_scratch and forwards.forward(last) != forwards.forward(j):
+        return f"but the last to write it was {forwards.name(last)} one forward earlier"
+    return None
+
+
+def collective_order(graphs: Sequence[Graph]) -> Iterator[Finding]:
+    """Differences between the collective sequences of ranks, which would deadlock or corrupt."""
+    if not graphs:
+        return
+    first = graphs[0]
+    expected = [(n.id, n.owner, n.bytes) for n in first.broadcasts]
+    seen = {first.rank}
+    for graph in graphs[1:]:
+        problem, nodes = _difference(first, expected, graph, seen)
+        seen.add(graph.rank)
+        if problem:
+            yield Finding(
+                rule="collectives",
+                rank=graph.rank,
+                nodes=nodes,
+                message=f"collective order of ranks {first.rank} and {graph.rank}: {problem}.",
+            )
+
+
+def _difference(
+    first: Graph,
+    expected: list[tuple[str, int | None, int]],
+    graph: Graph,
+    seen: set[int],
+) -> tuple[str | None, tuple[str, ...]]:
+    if graph.rank in seen:
+        return f"rank {graph.rank} was given twice", ()
+    if graph.ranks != first.ranks or graph.layout_hash != first.layout_hash:
+        return (
+            f"they were planned differently ({first.ranks} ranks, layout {first.layout_hash}, "
+            f"against {graph.ranks} ranks, layout {graph.layout_hash})"
+        ), ()
+    actual = [(n.id, n.owner, n.bytes) for n in graph.broadcasts]
+    for place, (left, right) in enumerate(zip(expected, actual, strict=False)):
+        if left != right:
+            detail = "{0[0]} (owner {0[1]}, {0[2]} bytes)"
+            return (
+                f"at place {place} one issues {detail.format(left)} and the other {detail.format(right)}"
+            ), (left[0], right[0])
+    if len(expected) != len(actual):
+        return f"one issues {len(expected)} collectives and the other {len(actual)}", ()
+    return None, ()

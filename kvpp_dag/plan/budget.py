@@ -1,0 +1,117 @@
+"""Bytes to blocks and back: how much KV cache a worker can promise to the engine's planner.
+
+The engine plans with *logical* bytes, in which every layer of a stage counts. A worker holds
+*physical* bytes: its owned bundles, its draft caches, and the scratch slots (row P5).
+"""
+
+from dataclasses import dataclass
+
+from kvpp_dag.errors import CapacityError
+from kvpp_dag.plan.stage import ModelPlan, StagePlan
+
+
+def owned_bytes_per_block(plan: StagePlan, rank: int) -> int:
+    """Bytes per block of the persistent buffers of `rank`, without drafts and scratch."""
+    return sum(bundle.bytes_per_block for bundle in plan.owned(rank))
+
+
+def draft_bytes_per_block(plan: StagePlan) -> int:
+    """Bytes per block of the draft caches, which every rank holds."""
+    return sum(spec.bytes_per_block for spec in plan.drafts)
+
+
+def scratch_bytes_per_block(plan: StagePlan) -> int:
+    """Bytes per block of all scratch slots."""
+    return plan.slots * plan.largest_bundle
+
+
+def physical_bytes_per_block(plan: StagePlan, rank: int) -> int:
+    """Bytes that one block costs on `rank`: owned bundles + drafts + slots x largest bundle."""
+    return (
+        owned_bytes_per_block(plan, rank) + draft_bytes_per_block(plan) + scratch_bytes_per_block(plan)
+    )
+
+
+def logical_bytes_per_block(plan: StagePlan) -> int:
+    """Bytes that one block costs on every rank without KVPP: all layers of the stage."""
+    return sum(b.bytes_per_block for b in plan.bundles) + draft_bytes_per_block(plan)
+
+
+def worst_physical_bytes_per_block(plan: StagePlan) -> int:
+    """The largest `physical_bytes_per_block` over the ranks of the group."""
+    return max(physical_bytes_per_block(plan, rank) for rank in range(plan.ranks))
+
+
+def physical_blocks(plan: StagePlan, rank: int, available: int) -> int | None:
+    """Blocks that `available` bytes hold on `rank`; None for a stage that caches nothing."""
+    per_block = physical_bytes_per_block(plan, rank)
+    return None if per_block == 0 else max(available, 0) // per_block
+
+
+def logical_budget(plan: StagePlan, blocks: int) -> int:
+    """The bytes to report to a planner that divides by `logical_bytes_per_block`."""
+    return blocks * logical_bytes_per_block(plan)
+
+
+def check_fits(plan: StagePlan, rank: int, blocks: int, available: int) -> None:
+    """Raise CapacityError if `blocks` blocks do not fit into `available` bytes on `rank`.
+
+    An engine lets its user override the planned block count, and takes the number as it is.
+    """
+    fitting = physical_blocks(plan, rank, available)
+    if fitting is not None and blocks > fitting:
+        raise CapacityError(
+            f"{blocks} KV cache blocks were asked for, but rank {rank} has room for {fitting} "
+            f"({available} bytes at {physical_bytes_per_block(plan, rank)} bytes per block); lower "
+            "num_gpu_blocks_override or give the KV cache more memory."
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """Blocks with and without KVPP in the same memory per worker."""
+
+    without: int
+    with_kvpp: int
+
+    @property
+    def warning(self) -> str | None:
+        """A sentence if KVPP holds fewer blocks than the engine would without it, else None."""
+        if self.with_kvpp >= self.without:
+            return None
+        return (
+            f"KVPP holds {self.with_kvpp} blocks where {self.without} fit without it, because few "
+            "layers per stage leave the scratch buffers larger than what ownership saves; turn "
+            "enable_kvpp off or use fewer pipeline stages."
+        )
+
+
+def capacity(plan: StagePlan, available: int) -> Capacity:
+    """Blocks of a stage with and without KVPP, given `available` bytes on each of its workers.
+
+    The worst rank decides. For a stage that caches nothing both counts are 0.
+    """
+    logical = logical_bytes_per_block(plan)
+    if logical == 0:
+        return Capacity(without=0, with_kvpp=0)
+    return Capacity(
+        without=available // logical,
+        with_kvpp=available // worst_physical_bytes_per_block(plan),
+    )
+
+
+def model_blocks(plan: ModelPlan, available: int) -> int:
+    """Blocks of the whole model: the minimum over its stages that cache something."""
+    counts = [capacity(s, available).with_kvpp for s in plan.stages if logical_bytes_per_block(s)]
+    return min(counts, default=0)
+
+
+def capacity_multiplier(plan: ModelPlan) -> float:
+    """How many times more blocks the model holds with KVPP, rounding to whole blocks aside.
+
+    Without KVPP the largest stage decides, with it the worst rank of any stage. 1.0 for a model that
+    caches nothing.
+    """
+    without = max(logical_bytes_per_block(stage) for stage in plan.stages)
+    worst = max(worst_physical_bytes_per_block(stage) for stage in plan.stages)
+    return without / worst if worst else 1.0

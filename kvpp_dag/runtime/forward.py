@@ -1,0 +1,271 @@
+"""Run forwards for an engine that owns the compute: begin, acquire, release, end, abort.
+
+    forward.begin(history=True)
+    for layer in range(layers):
+        ...projections of the layer...
+        forward.acquire(layer)      # before the first access to the layer's cache
+        ...attention...
+        forward.release(layer)      # after the last access
+    forward.end()
+
+The hooks must come in this order; anything else is a typed error and leaves the forward in flight,
+until `abort` drains it.
+"""
+
+import struct
+import time
+
+from kvpp_dag.errors import CoverageError, OrderError, ReentryError, TransferError, UnsoundGraphError
+from kvpp_dag.graph import (
+    COMPUTE_STREAM,
+    TRANSFER_STREAM,
+    Graph,
+    Policy,
+    build_forward,
+    ensure_sound,
+    lower,
+)
+from kvpp_dag.graph.verify import collective_order
+from kvpp_dag.plan import StagePlan
+from kvpp_dag.runtime.arena import Arena
+from kvpp_dag.runtime.bind import BoundProgram, Call, bind
+from kvpp_dag.runtime.observer import Observer
+from kvpp_dag.runtime.streams import Stream
+from kvpp_dag.runtime.transport import Transport
+
+GENERATIONS = 2
+"""Bindings per kind of forward, so that two forwards in flight share no event."""
+
+
+class ForwardPass:
+    """The forwards of one rank, one at a time.
+
+    All graphs are compiled and verified here, before anything runs: UnsoundGraphError if one has a
+    race or a deadlock. `skip_broadcasts` leaves every transfer out but keeps the events: the control
+    that shows whether an output depends on the transfers. `timeout` (seconds) bounds an abort.
+    """
+
+    def __init__(
+        self,
+        *,
+        arena: Arena,
+        transport: Transport,
+        compute: Stream,
+        transfer: Stream,
+        policy: Policy = Policy.ON_ACQUIRE,
+        observer: Observer | None = None,
+        timeout: float = 60.0,
+        skip_broadcasts: bool = False,
+    ) -> None:
+        self.plan = arena.plan
+        self.rank = arena.rank
+        self.graphs = compile_forwards(self.plan, self.rank, arena.num_blocks, policy)
+        self.forwards = 0
+        self.forwards_with_history = 0
+        self._layers = len(self.plan.bundles)
+        self._transport = transport
+        self._compute, self._transfer = compute, transfer
+        self._observer = observer
+        self._timeout = timeout
+        self._signature = bytes.fromhex(self.plan.layout_hash)
+        self._sends = any(graph.broadcasts for graph in self.graphs) and not skip_broadcasts
+        transfers = {
+            node.id: self._transfer_of(arena, node.id, node.layer or 0, skip_broadcasts)
+            for node in self.graphs[True].broadcasts
+        }
+        streams = {COMPUTE_STREAM: compute, TRANSFER_STREAM: transfer}
+        self._bound: list[list[BoundProgram]] = [
+            [
+                bind(program, streams=streams, transfers=transfers, observer=observer)
+                for _ in range(GENERATIONS)
+            ]
+            for program in map(lower, self.graphs)
+        ]
+        self._program = self._bound[False][0]
+        self._active = False
+        self._broken: BaseException | None = None
+        self._cursor = 0
+        self._held = -1
+        self._next = 0
+        self._mark = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether a forward is in flight."""
+        return self._active
+
+    @property
+    def broadcasts_per_forward(self) -> int:
+        """Broadcasts of one forward with history, as sent (0 if they are skipped)."""
+        return len(self.graphs[True].broadcasts) if self._sends else 0
+
+    @property
+    def bytes_per_forward(self) -> int:
+        """Payload bytes that one forward with history broadcasts in this group."""
+        return sum(n.bytes for n in self.graphs[True].broadcasts) if self._sends else 0
+
+    def begin(self, *, history: bool) -> None:
+        """Begin a forward; with `history` the first layers start to arrive.
+
+        `history` is whether any real request has computed tokens; all ranks must say the same. Raises
+        ReentryError while another forward is in flight, whose pending work is kept, and TransferError
+        if an earlier failure left the group unusable.
+        """
+        if self._active:
+            raise ReentryError(
+                f"Forward {self.forwards} of rank {self.rank} is still in flight; end or abort it "
+                "before the next begin. Two micro-batches cannot share one KVPP group."
+            )
+        if self._broken is not None:
+            raise TransferError(
+                f"The KVPP group of rank {self.rank} is unusable since forward {self.forwards} "
+                f"failed: {self._broken} Restart the engine."
+            ) from self._broken
+        self.forwards += 1
+        self.forwards_with_history += history
+        self._program = self._bound[history][self.forwards % GENERATIONS]
+        self._active = True
+        self._cursor, self._next, self._held = 0, 0, -1
+        if self._observer is not None:
+            self._mark = time.perf_counter_ns()
+            self._observer.forward_began(self.forwards, self._program.graph, self._mark)
+        if history and self._sends:
+            self._transfer.launch(self._agree)
+        self._run_hook()
+
+    def acquire(self, layer: int) -> None:
+        """Return once layer `layer` (an ordinal) may be read and written; let a next one start.
+
+        Calling it again while the layer is held does nothing, so that whatever touches a bundle first
+        may call it. Raises OrderError out of turn, and TransferError, DivergenceError or whatever made
+        the transfer fail; call `abort` then.
+        """
+        if layer == self._held:
+            return
+        if not self._active or self._held >= 0 or layer != self._next:
+            raise OrderError(self._out_of_turn("acquire", layer))
+        if self._observer is not None:
+            self._computed("prologue" if layer == 0 else f"compute[{layer - 1}]")
+        try:
+            self._run_hook()
+        except TransferError as error:
+            raise type(error)(
+                f"Forward {self.forwards} of rank {self.rank} failed while layer {layer} "
+                f"({self.plan.bundles[layer].layer}) waited for its cache: {error}"
+            ) from error
+        self._held = layer
+        if self._observer is not None:
+            self._mark = time.perf_counter_ns()
+
+    def release(self, layer: int) -> None:
+        """Say that layer `layer` was read and written for the last time in this forward.
+
+        Raises OrderError if the layer is not the one held.
+        """
+        if not self._active or layer != self._held:
+            raise OrderError(self._out_of_turn("release", layer))
+        if self._observer is not None:
+            self._computed(f"attend[{layer}]")
+        self._held = -1
+        self._next = layer + 1
+        self._run_hook()
+
+    def end(self) -> None:
+        """End the forward. Raises CoverageError, naming them, if layers were not acquired or released.
+
+        The forward stays in flight then, and `abort` drains it.
+        """
+        if not self._active:
+            raise OrderError(f"Rank {self.rank} ended a forward that was never begun.")
+        if self._next != self._layers or self._held >= 0:
+            missing = [bundle.layer for bundle in self.plan.bundles[self._next :]]
+            what = "was acquired but not released" if self._held >= 0 else "never acquired its cache"
+            raise CoverageError(
+                f"Forward {self.forwards} of rank {self.rank} ended, but layer {missing[0]!r} {what} "
+                f"({len(missing)} of {self._layers} layers are open); its attention class may have "
+                "lost the KVPP hook."
+            )
+        if self._observer is not None and self._layers:
+            self._computed(f"compute[{self._layers - 1}]")
+        self._run_hook()
+        self._finish(None)
+
+    def abort(self, error: BaseException | None = None) -> None:
+        """Give up the forward in flight and leave this rank able to begin the next one.
+
+        The transfers that are left are still made, so that peers which go on with this forward are not
+        left waiting. If the transfers themselves failed, or do not drain within the timeout, the group
+        is unusable and the next `begin` says why. Does nothing if no forward is in flight.
+        """
+        if not self._active:
+            return
+        try:
+            if self._transfer.error is None:
+                for hook in self._program.hooks[self._cursor :]:
+                    for step in hook.drain:
+                        step()
+            self._transfer.synchronize(self._timeout)
+        except Exception as failure:  # a failed drain must not hide the error that led here
+            self._broken = failure
+        self._finish(error)
+
+    def _run_hook(self) -> None:
+        # The cursor moves first: a hook that fails halfway has failed in a transfer, and is not rerun.
+        steps = self._program.hooks[self._cursor].steps
+        self._cursor += 1
+        for step in steps:
+            step()
+
+    def _finish(self, error: BaseException | None) -> None:
+        self._active = False
+        self._held = -1
+        if self._observer is not None:
+            self._observer.forward_ended(time.perf_counter_ns(), error)
+
+    def _computed(self, node: str) -> None:
+        """Report that the engine ran compute node `node` since the last mark, and move the mark."""
+        now = time.perf_counter_ns()
+        if self._observer is not None:
+            self._observer.node_ran(node, self._mark, now)
+        self._mark = now
+
+    def _agree(self) -> None:
+        self._transport.agree(struct.pack("<8sq", self._signature, self.forwards))
+
+    def _transfer_of(self, arena: Arena, node: str, ordinal: int, skip: bool) -> Call:
+        if skip:
+            return _nothing
+        return self._transport.prepare(arena.cache(ordinal), self.plan.owners[ordinal])
+
+    def _out_of_turn(self, hook: str, layer: int) -> str:
+        if not self._active:
+            state = "no forward is in flight"
+        elif self._held >= 0:
+            state = f"layer {self._held} is held and must be released first"
+        elif self._next < self._layers:
+            state = f"layer {self._next} is next"
+        else:
+            state = f"all {self._layers} layers are done"
+        return f"Rank {self.rank} called {hook}({layer}) out of turn: {state}."
+
+
+def compile_forwards(plan: StagePlan, rank: int, num_blocks: int, policy: Policy) -> tuple[Graph, Graph]:
+    """The graphs of `rank` without and with history, in that order, verified.
+
+    Raises UnsoundGraphError if either has a race or deadlock, alone or across two consecutive forwards
+    in any order, or if the ranks would issue different collectives.
+    """
+
+    def build(of_rank: int, history: bool) -> Graph:
+        return build_forward(plan, rank=of_rank, num_blocks=num_blocks, history=history, policy=policy)
+
+    graphs = (build(rank, False), build(rank, True))
+    ensure_sound(graphs)
+    findings = tuple(collective_order([build(r, True) for r in range(plan.ranks)]))
+    if findings:
+        raise UnsoundGraphError(findings[0].message, findings)
+    return graphs
+
+
+def _nothing() -> None:
+    """The transfer of a control run."""

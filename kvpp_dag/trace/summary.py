@@ -1,0 +1,93 @@
+"""What was hidden and what was exposed, in a few figures.
+
+Overlap is defined as in Holistic Trace Analysis: the share of merged communication time during which
+compute ran as well.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvpp_dag.graph import Kind
+from kvpp_dag.trace.recorder import ForwardRecord
+
+Interval = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Figures over some forwards of one rank; times in nanoseconds, payload in bytes."""
+
+    forwards: int
+    forwards_with_history: int
+    broadcasts: int
+    bytes: int
+    transfer_ns: int
+    exposed_ns: int
+    overlapped_ns: int
+
+    @property
+    def overlap_percent(self) -> float:
+        """100 x time in which both transfer and compute ran / transfer time; 0 without transfers."""
+        return 100 * self.overlapped_ns / self.transfer_ns if self.transfer_ns else 0.0
+
+    def text(self) -> str:
+        """Five lines for a terminal or a log."""
+        return (
+            f"forwards   {self.forwards}, {self.forwards_with_history} of them with history\n"
+            f"broadcasts {self.broadcasts}, {self.bytes / 1e6:.3f} MB\n"
+            f"transfer   {self.transfer_ns / 1e6:.3f} ms\n"
+            f"exposed    {self.exposed_ns / 1e6:.3f} ms (compute stood waiting for a transfer)\n"
+            f"overlap    {self.overlap_percent:.2f} % of the transfer time was beside compute\n"
+        )
+
+
+def summarize(records: Iterable[ForwardRecord]) -> Summary:
+    """Add up recorded forwards of one rank."""
+    forwards = with_history = broadcasts = nbytes = exposed = 0
+    transfers: list[Interval] = []
+    computes: list[Interval] = []
+    for record in records:
+        forwards += 1
+        with_history += record.graph.history
+        exposed += sum(span.end - span.start for span in record.waited)
+        for span in record.ran:
+            node = record.graph[span.node]
+            if node.kind is Kind.BROADCAST:
+                broadcasts += 1
+                nbytes += node.bytes
+                transfers.append((span.start, span.end))
+            elif node.kind is Kind.COMPUTE:
+                computes.append((span.start, span.end))
+    merged = merge(transfers)
+    return Summary(
+        forwards=forwards,
+        forwards_with_history=with_history,
+        broadcasts=broadcasts,
+        bytes=nbytes,
+        transfer_ns=sum(end - start for start, end in merged),
+        exposed_ns=exposed,
+        overlapped_ns=intersection(merged, merge(computes)),
+    )
+
+
+def merge(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same points as sorted, disjoint intervals."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def intersection(left: Sequence[Interval], right: Sequence[Interval]) -> int:
+    """Length of the common part of two sorted, disjoint lists of intervals."""
+    total = i = j = 0
+    while i < len(left) and j < len(right):
+        total += max(0, min(left[i][1], right[j][1]) - max(left[i][0], right[j][0]))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return total
