@@ -10,7 +10,7 @@ import networkx as nx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvpp_dag.errors import DumpError, GraphError
-from kvpp_dag.graph.nodes import Graph, Kind, Node, Policy
+from kvpp_dag.graph.nodes import Graph, Kind, Node, Policy, check_node
 
 SCHEMA_VERSION = 1
 MAX_NODES = 1_000_000
@@ -53,7 +53,7 @@ def to_json(graph: Graph) -> str:
 class _DumpNode(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     id: str
-    kind: str
+    kind: Kind
     stream: str
     layer: int | None = Field(default=None, ge=0)
     owner: int | None = Field(default=None, ge=0)
@@ -82,7 +82,7 @@ class _Dump(BaseModel):
     rank: int
     ranks: int
     history: bool
-    policy: str
+    policy: Policy
     depth: int = Field(ge=1)
     graph: _DumpGraph
 
@@ -99,29 +99,46 @@ def from_json(text: str) -> Graph:
         raise DumpError(
             f"At schema_version: {dump.schema_version}; this version reads {SCHEMA_VERSION}."
         )
-    after: dict[str, list[str]] = {node.id: [] for node in dump.graph.nodes}
-    for i, edge in enumerate(dump.graph.edges):
-        if edge.target not in after:
-            raise DumpError(f"At graph.edges.{i}: there is no node {edge.target[:80]!r}.")
-        after[edge.target].append(edge.source)
+    nodes = _nodes(dump.graph)
     try:
         return Graph(
-            nodes=tuple(_node(node, after[node.id]) for node in dump.graph.nodes),
+            nodes=nodes,
             rank=dump.rank,
             ranks=dump.ranks,
             layout_hash=dump.layout_hash,
             history=dump.history,
-            policy=Policy(dump.policy),
+            policy=dump.policy,
             depth=dump.depth,
         )
-    except (ValueError, GraphError) as error:
-        raise DumpError(f"At graph: {error}") from error
+    except GraphError as error:
+        raise DumpError(f"At the file: {error}") from error
+
+
+def _nodes(dump: _DumpGraph) -> tuple[Node, ...]:
+    """The nodes of a dump, each checked so that an error names its key path."""
+    after: dict[str, list[str]] = {}
+    for i, node in enumerate(dump.nodes):
+        if node.id in after:
+            raise DumpError(f"At graph.nodes.{i}: node id {node.id[:80]!r} occurs twice.")
+        after[node.id] = []
+    for i, edge in enumerate(dump.edges):
+        for name in (edge.source, edge.target):
+            if name not in after:
+                raise DumpError(f"At graph.edges.{i}: there is no node {name[:80]!r}.")
+        after[edge.target].append(edge.source)
+    nodes = tuple(_node(node, after[node.id]) for node in dump.nodes)
+    for i, checked in enumerate(nodes):
+        try:
+            check_node(checked, after)
+        except GraphError as error:
+            raise DumpError(f"At graph.nodes.{i}: {error}") from error
+    return nodes
 
 
 def _node(node: _DumpNode, after: list[str]) -> Node:
     return Node(
         id=node.id,
-        kind=Kind(node.kind),
+        kind=node.kind,
         stream=node.stream,
         after=tuple(after),
         reads=tuple(node.reads),

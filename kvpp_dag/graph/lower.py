@@ -94,13 +94,14 @@ def _check_shape(graph: Graph) -> int:
     """Return the number of layers, or raise GraphError if the hooks cannot drive the graph."""
     compute = [node for node in graph.nodes if node.kind is Kind.COMPUTE]
     layers = len(compute) // 2
-    expected = ["prologue"]
+    expected: list[tuple[str, int | None]] = [("prologue", None)]
     for i in range(layers):
-        expected += [f"attend[{i}]", f"compute[{i}]"]
-    if [node.id for node in compute] != expected:
+        expected += [(f"attend[{i}]", i), (f"compute[{i}]", i)]
+    if [(node.id, node.layer) for node in compute] != expected:
         raise GraphError(
             "An engine drives prologue, then attend[i] and compute[i] of every layer in order; this "
-            f"graph computes {', '.join(n.id for n in compute[:6])}, ... Run it on the Executor."
+            f"graph computes {', '.join(n.id for n in compute[:6]) or 'nothing'}, ... Run it on the "
+            "Executor."
         )
     for node in compute:
         if node.stream != COMPUTE_STREAM:
@@ -126,6 +127,11 @@ class _Waits:
         for name in reversed(node.after):
             other = self.graph[name]
             i = position[name]
+            if i > position[node.id]:
+                raise GraphError(
+                    f"{node.id} comes after {name}, which is issued later, so its wait would find "
+                    "nothing recorded yet; list predecessors first."
+                )
             if other.stream == node.stream or self.known.get(node.stream, 0) >> i & 1:
                 continue
             if other.kind not in EVENTS:

@@ -6,6 +6,7 @@ which the graph lists them.
 """
 
 import re
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
@@ -15,8 +16,10 @@ from kvpp_dag.errors import GraphError
 COMPUTE_STREAM = "compute"
 TRANSFER_STREAM = "transfer"
 
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,199}(\[\d{1,9}\])?")
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,199}(\[[0-9]{1,9}\])?")
 """What ids, streams and buffers may look like; it keeps the text form unambiguous."""
+
+LAYOUT_HASH = re.compile(r"[A-Za-z0-9_.]{0,64}")
 
 SCRATCH = "scratch["
 """Prefix of buffers whose content belongs to one layer of one forward."""
@@ -68,7 +71,8 @@ class Graph:
     """The nodes of one forward on one rank, in issue order.
 
     `after` of every node is kept in issue order, so equal graphs compare equal however they were
-    written. Raises GraphError for duplicate ids, unknown predecessors and malformed names.
+    written. Raises GraphError for duplicate ids, unknown predecessors, malformed names and numbers
+    out of range.
     """
 
     nodes: tuple[Node, ...]
@@ -86,8 +90,14 @@ class Graph:
             raise GraphError(f"Node id {twice!r} occurs twice; ids must be unique in a graph.")
         if not 0 <= self.rank < self.ranks:
             raise GraphError(f"Rank {self.rank} is not one of the {self.ranks} ranks of its group.")
+        if self.depth < 1:
+            raise GraphError(f"The prefetch depth is {self.depth}; expected 1 or more.")
+        if not LAYOUT_HASH.fullmatch(self.layout_hash):
+            raise GraphError(
+                f"The layout hash is {self.layout_hash[:80]!r}; expected up to 64 letters and digits."
+            )
         for node in self.nodes:
-            self._check(node, position)
+            check_node(node, position)
         if any(len(node.after) > 1 for node in self.nodes):
             object.__setattr__(self, "nodes", tuple(_sorted(n, position) for n in self.nodes))
 
@@ -105,19 +115,24 @@ class Graph:
         """The broadcast nodes, in issue order."""
         return tuple(node for node in self.nodes if node.kind is Kind.BROADCAST)
 
-    @staticmethod
-    def _check(node: Node, position: dict[str, int]) -> None:
-        for name in (node.id, node.stream, *node.reads, *node.writes):
-            if not NAME.fullmatch(name):
-                raise GraphError(
-                    f"Node {node.id[:80]!r} uses the name {name[:80]!r}; names start with a letter, "
-                    "hold letters, digits and _.:/-, and may end with an index such as [12]."
-                )
-        for other in node.after:
-            if other not in position:
-                raise GraphError(f"Node {node.id!r} comes after {other!r}, which does not exist.")
-        if node.id in node.after:
-            raise GraphError(f"Node {node.id!r} comes after itself.")
+
+def check_node(node: Node, ids: Container[str]) -> None:
+    """Raise GraphError if `node` cannot be part of a graph with these node ids."""
+    for name in (node.id, node.stream, *node.reads, *node.writes):
+        if not NAME.fullmatch(name):
+            raise GraphError(
+                f"Node {node.id[:80]!r} uses the name {name[:80]!r}; names start with a letter, "
+                "hold letters, digits and _.:/-, and may end with an index such as [12]."
+            )
+    numbers = {"layer": node.layer, "owner": node.owner, "slot": node.slot, "bytes": node.bytes}
+    for field, value in numbers.items():
+        if value is not None and value < 0:
+            raise GraphError(f"Node {node.id!r} has {field} {value}; expected 0 or more.")
+    for other in node.after:
+        if other not in ids:
+            raise GraphError(f"Node {node.id!r} comes after {other[:80]!r}, which does not exist.")
+    if node.id in node.after:
+        raise GraphError(f"Node {node.id!r} comes after itself.")
 
 
 def _sorted(node: Node, position: dict[str, int]) -> Node:

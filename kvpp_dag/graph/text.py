@@ -12,10 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 from kvpp_dag.errors import DumpError, GraphError
-from kvpp_dag.graph.nodes import COMPUTE_STREAM, TRANSFER_STREAM, Graph, Kind, Node, Policy
+from kvpp_dag.graph.nodes import (
+    COMPUTE_STREAM,
+    TRANSFER_STREAM,
+    Graph,
+    Kind,
+    Node,
+    Policy,
+    check_node,
+)
 
 _HEADER = "# kvpp graph "
-_LABEL = re.compile(r"(?P<name>[^\[]*)(\[(?P<layer>\d+)\])?")
+_LABEL = re.compile(r"(?P<name>[^\[]*)(\[(?P<layer>[0-9]{1,9})\])?")
 
 
 def to_text(graph: Graph) -> str:
@@ -33,21 +41,42 @@ def from_text(text: str) -> Graph:
     if not lines or not lines[0].startswith(_HEADER):
         raise DumpError(f"Line 1 is not a graph header; expected it to start with {_HEADER!r}.")
     header = _fields(lines[0].removeprefix(_HEADER).split(), 1)
-    nodes = tuple(_node(line, i) for i, line in enumerate(lines[1:], 2) if line.strip())
+    nodes = _nodes(lines)
     try:
-        return Graph(
+        layout = header.pop("layout")
+        graph = Graph(
             nodes=nodes,
-            rank=int(header["rank"]),
-            ranks=int(header["ranks"]),
-            layout_hash="" if header["layout"] == "-" else header["layout"],
-            history=_boolean(header["history"]),
-            policy=Policy(header["policy"]),
-            depth=int(header["depth"]),
+            rank=int(header.pop("rank")),
+            ranks=int(header.pop("ranks")),
+            layout_hash="" if layout == "-" else layout,
+            history=_boolean(header.pop("history")),
+            policy=Policy(header.pop("policy")),
+            depth=int(header.pop("depth")),
         )
     except KeyError as error:
         raise DumpError(f"Line 1 lacks the field {error}.") from error
     except (ValueError, GraphError) as error:
-        raise DumpError(f"The text is no graph: {error}") from error
+        raise DumpError(f"Line 1: {error}") from error
+    if header:
+        raise DumpError(f"Line 1: unknown field {next(iter(header))!r}.")
+    return graph
+
+
+def _nodes(lines: list[str]) -> tuple[Node, ...]:
+    """The nodes on the lines after the header, each checked so that an error names its line."""
+    nodes = {i: _node(line, i) for i, line in enumerate(lines[1:], 2) if line.strip()}
+    ids: dict[str, int] = {}
+    for number, node in nodes.items():
+        if ids.setdefault(node.id, number) != number:
+            raise DumpError(
+                f"Line {number}: node id {node.id[:80]!r} is that of line {ids[node.id]} already."
+            )
+    for number, node in nodes.items():
+        try:
+            check_node(node, ids)
+        except GraphError as error:
+            raise DumpError(f"Line {number}: {error}") from error
+    return tuple(nodes.values())
 
 
 def _defaults(node_id: str) -> tuple[Kind, str, int | None]:

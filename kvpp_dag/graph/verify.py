@@ -97,7 +97,8 @@ def _findings(graphs: tuple[Graph, ...]) -> tuple[Finding, ...]:
         *_races(forwards, order),
         *_contents(forwards, order),
         *_unjoined(graphs[0], single),
-        *_unordered_collectives(graphs[0], single),
+        *_unordered_collectives(forwards, order),
+        *_misdescribed(graphs[0]),
     )
 
 
@@ -130,18 +131,39 @@ def _unjoined(graph: Graph, order: Order) -> Iterator[Finding]:
             )
 
 
-def _unordered_collectives(graph: Graph, order: Order) -> Iterator[Finding]:
-    """Pairs of collectives that this rank could start in either order."""
-    positions = [i for i, node in enumerate(graph.nodes) if node.kind is Kind.BROADCAST]
+def _unordered_collectives(forwards: _Labelled, order: Order) -> Iterator[Finding]:
+    """Pairs of collectives that this rank could start in another order than they are listed in."""
+    positions = [i for i, node in enumerate(forwards.nodes) if node.kind is Kind.BROADCAST]
     for i, j in pairwise(positions):
-        if not order.ordered(i, j):
-            first, second = graph.nodes[i].id, graph.nodes[j].id
+        if not forwards.forward(i) and not order.ancestors[j] >> i & 1:
+            first, second = forwards.name(i), forwards.name(j)
             yield Finding(
                 rule="collectives",
+                rank=forwards.rank,
+                nodes=(forwards.nodes[i].id, forwards.nodes[j].id),
+                message=f"collective order on rank {forwards.rank}: no path leads from {first} to "
+                f"{second}, so ranks may start them in different orders and deadlock.",
+            )
+
+
+def _misdescribed(graph: Graph) -> Iterator[Finding]:
+    """Broadcasts whose owner or slot contradicts what they read and write on this rank."""
+    for node in graph.broadcasts:
+        problem = None
+        if node.owner is not None and node.owner >= graph.ranks:
+            problem = f"its owner {node.owner} is not one of the {graph.ranks} ranks"
+        elif node.owner == graph.rank and node.writes:
+            problem = f"this rank owns it, but it writes {', '.join(node.writes)}"
+        elif node.owner not in (None, graph.rank) and (node.reads or not node.writes):
+            problem = f"rank {node.owner} owns it, so here it must write a buffer and read none"
+        elif node.slot is not None and node.writes not in ((), (f"{SCRATCH}{node.slot}]",)):
+            problem = f"it goes into slot {node.slot}, but writes {', '.join(node.writes)}"
+        if problem:
+            yield Finding(
+                rule="content",
                 rank=graph.rank,
-                nodes=(first, second),
-                message=f"collective order on rank {graph.rank}: no path orders {first} and {second}, "
-                "so ranks may start them in different orders and deadlock.",
+                nodes=(node.id,),
+                message=f"wrong content on rank {graph.rank}: {node.id} contradicts itself: {problem}.",
             )
 
 

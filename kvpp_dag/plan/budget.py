@@ -94,6 +94,7 @@ def capacity(plan: StagePlan, available: int) -> Capacity:
     logical = logical_bytes_per_block(plan)
     if logical == 0:
         return Capacity(without=0, with_kvpp=0)
+    available = max(available, 0)
     return Capacity(
         without=available // logical,
         with_kvpp=available // worst_physical_bytes_per_block(plan),

@@ -115,6 +115,11 @@ def _reject_unsupported(targets: Sequence[CacheSpec], drafts: Sequence[CacheSpec
             raise ConfigError(
                 f"Layer {spec.layer!r} reports a cache without components; expected at least one."
             )
+        if len({component.name for component in spec.components}) < len(spec.components):
+            raise ConfigError(
+                f"Layer {spec.layer!r} reports two components of one name among "
+                f"{', '.join(c.name for c in spec.components)}; give each a name of its own."
+            )
     for spec in targets:
         if not spec.replicated:
             raise ConfigError(

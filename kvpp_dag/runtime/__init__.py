@@ -1,7 +1,7 @@
 """Run a program: streams, storage, transports, the forward pass and the executor.
 
 `ForwardPass` serves an engine that owns the compute and calls hooks around each layer; `Executor` runs
-any graph whose nodes carry callables. Both take their streams and (for transfers) a transport from outside.
+any graph whose nodes carry callables. Both take their streams, and what transfers, from outside.
 """
 
 from kvpp_dag.runtime.arena import Arena, allocate_zeroed

@@ -12,6 +12,7 @@ The hooks must come in this order; anything else is a typed error and leaves the
 until `abort` drains it.
 """
 
+import hashlib
 import struct
 import time
 
@@ -93,6 +94,12 @@ class ForwardPass:
     def active(self) -> bool:
         """Whether a forward is in flight."""
         return self._active
+
+    @property
+    def signature(self) -> bytes:
+        """16 bytes that all ranks must share before the first forward: layout, blocks, what is sent."""
+        content = (self.plan.layout_hash, self.graphs[True].policy, self.bytes_per_forward)
+        return hashlib.sha256(repr(content).encode()).digest()[:16]
 
     @property
     def broadcasts_per_forward(self) -> int:

@@ -1,0 +1,56 @@
+"""The entry point: watch vLLM configurations being made, and act on those that ask for KVPP.
+
+vLLM only logs an exception of a plugin and goes on without it, so `register` does nothing that can fail
+for a reason of KVPP's; whatever is wrong is raised where a configuration asks for KVPP.
+"""
+
+import functools
+import logging
+from typing import Any
+
+from kvpp_dag.errors import KvppError, NotActiveError
+from kvpp_vllm.checks import WORKERS, refusals
+from kvpp_vllm.config import read_config
+
+logger = logging.getLogger("vllm.kvpp")
+
+
+def register() -> None:
+    """Let every VllmConfig made from now on be looked at. Safe to call again."""
+    from vllm.config import VllmConfig  # noqa: PLC0415 - vLLM is there only when it loads its plugins
+
+    original = VllmConfig.__post_init__
+    if getattr(original, "kvpp", False):
+        return
+
+    @functools.wraps(original)
+    def post_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        activate(self)
+
+    post_init.kvpp = True  # type: ignore[attr-defined]
+    VllmConfig.__post_init__ = post_init
+
+
+def activate(vllm_config: Any) -> None:
+    """Give a configuration that asks for KVPP its worker class; leave every other one alone.
+
+    Raises NotActiveError if KVPP is asked for and cannot be active.
+    """
+    try:
+        config = read_config(vllm_config.additional_config)
+    except KvppError as error:
+        raise NotActiveError(f"KVPP was asked for and cannot be active: {error}") from error
+    if config is None or vllm_config.model_config is None:
+        return
+    parallel = vllm_config.parallel_config
+    if parallel.tensor_parallel_size == 1:
+        logger.warning(
+            "KVPP was asked for at tensor parallel size 1, where one rank holds every layer; it changes "
+            "nothing. Use --tensor-parallel-size 2 or more."
+        )
+        return
+    reasons = list(refusals(vllm_config))
+    if reasons:
+        raise NotActiveError(f"KVPP was asked for and cannot be active: {'; '.join(reasons)}.")
+    parallel.worker_cls = WORKERS.get(parallel.worker_cls, parallel.worker_cls)

@@ -1,0 +1,178 @@
+"""KVPP on one vLLM worker: from its cache specs to running forwards, dumps and figures."""
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from kvpp_dag.errors import NotActiveError
+from kvpp_dag.graph import COMPUTE_STREAM, TRANSFER_STREAM
+from kvpp_dag.plan import ModelPlan, StagePlan, capacity, capacity_multiplier, plan_stage
+from kvpp_dag.plan.budget import check_fits, logical_budget, physical_blocks
+from kvpp_dag.runtime import Arena, CpuStream, ForwardPass, HostStream, Transport, allocate_zeroed
+from kvpp_dag.trace import Recorder, summarize
+from kvpp_vllm.allocation import engine_views
+from kvpp_vllm.config import KvppConfig
+from kvpp_vllm.dumps import write_graphs, write_trace
+from kvpp_vllm.hooks import hook_layers
+from kvpp_vllm.specs import cache_specs
+
+logger = logging.getLogger("vllm.kvpp")
+T = TypeVar("T")
+
+
+class KvppRank:
+    """The KVPP state of one worker, filled in the order in which vLLM starts one.
+
+    `rank` is the rank within the KVPP group, `stage` the pipeline stage, for names of files and logs.
+    """
+
+    def __init__(self, *, config: KvppConfig, transport: Transport, stage: int) -> None:
+        self.config = config
+        self.transport = transport
+        self.stage = stage
+        self.rank = transport.rank
+        self.recorder = Recorder(keep=config.trace_forwards) if config.trace_dir else None
+        self._plan: StagePlan | None = None
+        self._arena: Arena | None = None
+        self._forward: ForwardPass | None = None
+        self._available = 0
+
+    def budget(
+        self,
+        available: int,
+        specs: Mapping[str, Any],
+        *,
+        drafts: Collection[str],
+        shared: Mapping[str, str],
+        override: int | None,
+    ) -> int:
+        """Plan this stage and return the bytes to report to the engine's planner.
+
+        `available` are the worker's physical bytes, `override` the user's num_gpu_blocks_override.
+        Raises ConfigError for a model that KVPP cannot serve, and CapacityError for an override that
+        does not fit; both before memory is allocated.
+        """
+        plan = plan_stage(cache_specs(specs, drafts=drafts, shared=shared), ranks=self.transport.size)
+        self._plan, self._available = plan, available
+        if override is not None:
+            check_fits(plan, self.rank, override, available)
+        if warning := capacity(plan, available).warning:
+            logger.warning("%s", warning)
+        blocks = physical_blocks(plan, self.rank, available)
+        return available if blocks is None else logical_budget(plan, blocks)
+
+    def allocate(
+        self, kv_cache_config: Any, layout: Any, kernel_block_sizes: list[int] | None
+    ) -> dict[str, torch.Tensor]:
+        """Allocate this rank's storage for the final block count, and return vLLM's views of it."""
+        plan = self._planned()
+        check_fits(plan, self.rank, kv_cache_config.num_blocks, self._available)
+        self._arena = Arena(
+            plan,
+            rank=self.rank,
+            num_blocks=kv_cache_config.num_blocks,
+            allocate=allocate_zeroed,
+        )
+        return engine_views(self._arena, kv_cache_config, layout, kernel_block_sizes)
+
+    def start(self, layers: Mapping[str, Any]) -> None:
+        """Compile and verify the forwards, agree with the other ranks, and hook the layers.
+
+        Raises DivergenceError if ranks have planned differently.
+        """
+        if self._arena is None:
+            raise NotActiveError(
+                "KVPP was asked for and is not active: vLLM initialised its KV cache without calling "
+                "allocate_kv_cache of the model runner's module."
+            )
+        timeout = self.config.timeout_s
+        self._forward = ForwardPass(
+            arena=self._arena,
+            transport=self.transport,
+            compute=HostStream(COMPUTE_STREAM, timeout=2 * timeout),
+            transfer=CpuStream(TRANSFER_STREAM, timeout=2 * timeout),
+            observer=self.recorder,
+            timeout=2 * timeout,
+            skip_broadcasts=self.config.skip_broadcasts,
+        )
+        self.transport.agree(self._forward.signature)
+        hook_layers(self._forward, layers)
+        if self.config.trace_dir:
+            write_graphs(self.config.trace_dir, self._forward.graphs, name=self._name())
+        if self.config.skip_broadcasts:
+            logger.warning("KVPP skips every broadcast (a control run): outputs will be wrong.")
+        logger.info("%s", self._start_line())
+
+    def begin(self, *, history: bool) -> None:
+        """Begin a forward of the engine."""
+        self._running().begin(history=history)
+
+    def end(self) -> None:
+        """End the forward in flight, if the step ran one."""
+        forward = self._running()
+        if forward.active:
+            forward.end()
+
+    def abort(self, error: BaseException) -> None:
+        """Drain the forward in flight after `error`, and keep its trace where traces are asked for."""
+        if self._forward is not None and self._forward.active:
+            self._forward.abort(error)
+            logger.error("KVPP aborted forward %d: %s", self._forward.forwards, error)
+            self.write_trace()
+
+    def write_trace(self) -> str | None:
+        """Write the last forwards as a Chrome trace, and return its path; None without a trace_dir."""
+        if self.config.trace_dir is None or self.recorder is None or not self.recorder.forwards:
+            return None
+        return write_trace(self.config.trace_dir, list(self.recorder.forwards), name=self._name())
+
+    def stats(self) -> dict[str, Any]:
+        """Figures of this rank since its start: blocks, bytes held, forwards, broadcasts, bytes sent."""
+        forward, arena, plan = self._running(), self._stored(), self._planned()
+        recorded = summarize(self.recorder.forwards) if self.recorder else None
+        with_history = forward.forwards_with_history
+        return {
+            "rank": self.rank,
+            "stage": self.stage,
+            "layers_owned": [bundle.layer for bundle in plan.owned(self.rank)],
+            "blocks": arena.num_blocks,
+            "blocks_without_kvpp": capacity(plan, self._available).without,
+            "capacity_multiplier": capacity_multiplier(ModelPlan(stages=(plan,))),
+            "kv_bytes": arena.nbytes,
+            "forwards": forward.forwards,
+            "forwards_with_history": with_history,
+            "broadcasts": with_history * forward.broadcasts_per_forward,
+            "bytes_broadcast": with_history * forward.bytes_per_forward,
+            "summary": recorded.text() if recorded else None,
+        }
+
+    def _start_line(self) -> str:
+        forward, plan, arena = self._running(), self._planned(), self._stored()
+        owned = [bundle.ordinal for bundle in plan.owned(self.rank)]
+        layers = f"layers {owned[0]}-{owned[-1]}" if owned else "no layer"
+        return (
+            f"KVPP rank {self.rank} of {plan.ranks}, stage {self.stage}: owns {layers} of "
+            f"{len(plan.bundles)}; {arena.num_blocks} blocks with KVPP, "
+            f"{capacity(plan, self._available).without} without; {forward.bytes_per_forward} bytes "
+            "broadcast per forward with history"
+        )
+
+    def _name(self) -> str:
+        return f"stage{self.stage}.rank{self.rank}"
+
+    def _planned(self) -> StagePlan:
+        return _there(self._plan)
+
+    def _stored(self) -> Arena:
+        return _there(self._arena)
+
+    def _running(self) -> ForwardPass:
+        return _there(self._forward)
+
+
+def _there(value: T | None) -> T:
+    if value is None:
+        raise NotActiveError("KVPP was used before vLLM had planned and initialised its KV cache.")
+    return value

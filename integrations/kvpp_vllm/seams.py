@@ -1,0 +1,177 @@
+"""Every place of vLLM that KVPP leans on, in one table, and the check that they are as expected.
+
+A seam that is missing or whose parameters have changed is an error at start that names it.
+"""
+
+import importlib
+import inspect
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from kvpp_dag.errors import NotActiveError
+
+CHECKED_VERSIONS = ("0.32.0",)
+"""vLLM versions on which the tests have run with this table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seam:
+    """`attribute` of `module`, dotted. `parameters` are those of a function, in order and without
+    `self`; `fields` are attributes that a data class must have. `use` says what for.
+    """
+
+    module: str
+    attribute: str
+    use: str
+    parameters: tuple[str, ...] | None = None
+    fields: tuple[str, ...] = ()
+
+
+_RUNNER = "vllm.v1.worker.gpu_model_runner"
+_MLA = "vllm.model_executor.layers.attention.mla_attention"
+_OUTPUT = "vllm.v1.core.sched.output"
+
+SEAMS = (
+    Seam(
+        module="vllm.config",
+        attribute="VllmConfig",
+        fields=("additional_config", "parallel_config", "model_config", "kv_transfer_config"),
+        use="the user's settings, and the worker class that serves them",
+    ),
+    Seam(
+        module="vllm.v1.worker.cpu_worker",
+        attribute="CPUWorker.determine_available_memory",
+        parameters=(),
+        use="budget: physical bytes become the logical bytes that the planner divides",
+    ),
+    Seam(
+        module="vllm.v1.worker.gpu_worker",
+        attribute="Worker.initialize_from_config",
+        parameters=("kv_cache_config",),
+        use="allocation with the final block count",
+    ),
+    Seam(
+        module="vllm.v1.worker.gpu_worker",
+        attribute="Worker.execute_model",
+        parameters=("scheduler_output",),
+        use="end or abort of a forward",
+    ),
+    Seam(
+        module=_RUNNER,
+        attribute="GPUModelRunner._update_states",
+        parameters=("scheduler_output",),
+        use="begin of a forward: new blocks have been zeroed and copied, nothing else ran",
+    ),
+    Seam(
+        module=_RUNNER,
+        attribute="GPUModelRunner.get_kv_cache_spec",
+        parameters=(),
+        use="cache specs of the stage's own layers",
+    ),
+    Seam(
+        module=_RUNNER,
+        attribute="allocate_kv_cache",
+        parameters=("kv_cache_config", "device", "layout", "kernel_block_sizes"),
+        use="storage: replaced by name while the KV cache is initialised",
+    ),
+    Seam(
+        module="vllm.v1.kv_cache_interface",
+        attribute="create_kv_cache_views",
+        parameters=(
+            "raw",
+            "spec",
+            "num_blocks",
+            "layout",
+            "kv_cache_tensor",
+            "kernel_block_size",
+        ),
+        use="the engine's own views, over KVPP's storage",
+    ),
+    Seam(
+        module="vllm.v1.kv_cache_interface",
+        attribute="KVCacheTensor",
+        fields=("size", "layers", "layer_stride", "block_stride", "offset"),
+        use="where a layer lies in its storage",
+    ),
+    Seam(
+        module=_MLA,
+        attribute="MLAAttention.prepare_kv_cache_update",
+        parameters=("attn_metadata",),
+        use="acquire: called before the first access to a layer's cache",
+    ),
+    Seam(
+        module=_MLA,
+        attribute="MLAAttention.forward_impl",
+        parameters=(
+            "q",
+            "k_c_normed",
+            "k_pe",
+            "kv_cache",
+            "attn_metadata",
+            "output",
+            "output_scale",
+            "output_block_scale",
+            "quant_group_size",
+            "quant_scale_ue8m0",
+            "quant_col_major",
+            "quant_tma_aligned",
+            "q_dcp_replicated",
+        ),
+        use="release: its return is the last access to a layer's cache",
+    ),
+    Seam(
+        module=_OUTPUT,
+        attribute="SchedulerOutput",
+        fields=("scheduled_new_reqs", "scheduled_cached_reqs", "total_num_scheduled_tokens"),
+        use="whether a forward has history",
+    ),
+    Seam(
+        module=_OUTPUT,
+        attribute="NewRequestData",
+        fields=("num_computed_tokens",),
+        use="computed tokens of new requests: prefix hits",
+    ),
+    Seam(
+        module=_OUTPUT,
+        attribute="CachedRequestData",
+        fields=("req_ids", "num_computed_tokens"),
+        use="computed tokens of running and resumed requests",
+    ),
+    Seam(
+        module="vllm.distributed.parallel_state",
+        attribute="get_tp_group",
+        parameters=(),
+        use="members of the KVPP group",
+    ),
+)
+
+
+def check_seams(seams: tuple[Seam, ...] = SEAMS) -> None:
+    """Raise NotActiveError, naming the first seam that this vLLM lacks or has changed."""
+    for seam in seams:
+        problem = _problem(seam)
+        if problem:
+            raise NotActiveError(
+                f"KVPP was asked for and cannot be active: {seam.module}.{seam.attribute} of the "
+                f"installed vLLM {problem}. It is needed for: {seam.use}. Use one of the vLLM versions "
+                f"{', '.join(CHECKED_VERSIONS)}."
+            )
+
+
+def _problem(seam: Seam) -> str | None:
+    try:
+        found: Any = importlib.import_module(seam.module)
+        for name in seam.attribute.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as error:
+        return f"is missing ({error})"
+    if seam.parameters is not None:
+        found = inspect.unwrap(found)
+        actual = tuple(name for name in inspect.signature(found).parameters if name != "self")
+        if actual != seam.parameters:
+            return f"takes ({', '.join(actual)}); expected ({', '.join(seam.parameters)})"
+    if seam.fields:
+        known = {f.name for f in fields(found)} if is_dataclass(found) else set(dir(found))
+        if missing := [name for name in seam.fields if name not in known]:
+            return f"has no field {missing[0]!r}"
+    return None

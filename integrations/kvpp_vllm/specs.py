@@ -1,0 +1,45 @@
+"""vLLM's KV cache specs as kvpp_dag's cache specs."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from kvpp_dag.plan import CacheSpec, Component
+
+
+def cache_specs(
+    specs: Mapping[str, Any],
+    *,
+    drafts: Collection[str] = (),
+    shared: Mapping[str, str] | None = None,
+) -> list[CacheSpec]:
+    """Cache specs of one worker from its layer-name to KVCacheSpec mapping.
+
+    vLLM counts an indexer as a layer of its own; caches of one layer index become the components of one
+    bundle, named by vLLM's layer names. `drafts` are the names that the engine's speculator owns;
+    `shared` maps layers without a cache of their own to the one they use.
+    """
+    from vllm.model_executor.models.utils import extract_layer_index  # noqa: PLC0415
+
+    targets: dict[int, list[str]] = {}
+    for name in specs:
+        if name not in drafts:
+            targets.setdefault(extract_layer_index(name), []).append(name)
+    result = [_spec(specs, names, index, draft=False) for index, names in targets.items()]
+    result += [_spec(specs, [name], None, draft=True) for name in specs if name in drafts]
+    for name, target in (shared or {}).items():
+        component = Component(name=name, bytes_per_block=1)
+        result.append(CacheSpec(layer=name, index=None, components=(component,), shares_cache_of=target))
+    return result
+
+
+def _spec(specs: Mapping[str, Any], names: list[str], index: int | None, *, draft: bool) -> CacheSpec:
+    return CacheSpec(
+        layer=names[0],
+        index=index,
+        components=tuple(
+            Component(name=name, bytes_per_block=specs[name].page_size_bytes) for name in names
+        ),
+        draft=draft,
+        group=type(specs[names[0]]).__name__,
+        replicated=all(type(specs[name]).__name__ == "MLAAttentionSpec" for name in names),
+    )

@@ -1,0 +1,135 @@
+"""vLLM workers with KVPP: what they do differently at start and around a forward.
+
+vLLM's executor makes the class that `parallel_config.worker_cls` names; being that class is what makes
+KVPP active, so it cannot be left out silently.
+"""
+
+import datetime
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from kvpp_dag.errors import NotActiveError
+from kvpp_dag.runtime import ProcessGroupTransport
+from kvpp_vllm.config import read_config
+from kvpp_vllm.history import has_history
+from kvpp_vllm.rank import KvppRank
+from kvpp_vllm.seams import check_seams
+
+RUNNER_MODULE = "vllm.v1.worker.gpu_model_runner"
+
+
+class KvppCPUWorker(CPUWorker):  # type: ignore[misc]
+    """A CPU worker whose KV cache is pipelined over its tensor-parallel group."""
+
+    kvpp: KvppRank
+
+    def init_device(self) -> None:
+        """Set up the device as vLLM does, then the KVPP group of this pipeline stage."""
+        check_seams()
+        super().init_device()
+        config = read_config(self.vllm_config.additional_config)
+        if config is None:
+            raise NotActiveError("A KVPP worker was made for a configuration that does not ask for it.")
+        ranks = list(get_tp_group().ranks)
+        group = dist.new_group(
+            ranks,
+            timeout=datetime.timedelta(seconds=config.timeout_s),
+            backend="gloo",
+            use_local_synchronization=True,
+        )
+        self.kvpp = KvppRank(
+            config=config,
+            transport=ProcessGroupTransport(group, ranks),
+            stage=get_pp_group().rank_in_group,
+        )
+
+    def determine_available_memory(self) -> int:
+        """The logical bytes that this worker's physical bytes are worth to the planner."""
+        runner = self.model_runner
+        available = super().determine_available_memory()
+        return self.kvpp.budget(
+            available,
+            runner.get_kv_cache_spec(),
+            drafts=_draft_layers(runner),
+            shared=runner.shared_kv_cache_layers,
+            override=self.cache_config.num_gpu_blocks_override,
+        )
+
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        """Initialise the KV cache on KVPP's storage, then start KVPP."""
+        with self._allocating():
+            super().initialize_from_config(kv_cache_config)
+        self.kvpp.start(self.vllm_config.compilation_config.static_forward_context)
+        self._begin_after_state_update()
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        """Run one step; its forward ends with it, or is aborted with it."""
+        try:
+            output = super().execute_model(scheduler_output)
+            self.kvpp.end()
+        except BaseException as error:
+            self.kvpp.abort(error)
+            raise
+        return output
+
+    def shutdown(self) -> None:
+        """Write the trace of the last forwards, if asked for, and shut down as vLLM does."""
+        if hasattr(self, "kvpp"):
+            self.kvpp.write_trace()
+        super().shutdown()
+
+    def kvpp_stats(self) -> dict[str, Any]:
+        """Figures of this rank, for `collective_rpc`; see `KvppRank.stats`."""
+        return self.kvpp.stats()
+
+    def kvpp_write_trace(self) -> str | None:
+        """Write the trace of the last forwards now, for `collective_rpc`; returns its path."""
+        return self.kvpp.write_trace()
+
+    @contextmanager
+    def _allocating(self) -> Iterator[None]:
+        """Let the model runner's `allocate_kv_cache` be KVPP's while the KV cache is initialised."""
+        module: Any = importlib.import_module(RUNNER_MODULE)
+        original = module.allocate_kv_cache
+
+        def allocate_kv_cache(
+            kv_cache_config: Any,
+            device: Any,
+            layout: Any,
+            kernel_block_sizes: list[int] | None = None,
+        ) -> dict[str, Any]:
+            return self.kvpp.allocate(kv_cache_config, layout, kernel_block_sizes)
+
+        module.allocate_kv_cache = allocate_kv_cache
+        try:
+            yield
+        finally:
+            module.allocate_kv_cache = original
+
+    def _begin_after_state_update(self) -> None:
+        """Begin a forward right after the runner has updated its state, on this runner only.
+
+        By then new blocks have been zeroed and shared blocks copied, which must not race with the first
+        transfer; the input preparation that follows overlaps with it.
+        """
+        runner = self.model_runner
+        update_states = runner._update_states
+
+        def update_states_and_begin(scheduler_output: Any) -> Any:
+            result = update_states(scheduler_output)
+            if scheduler_output.total_num_scheduled_tokens > 0:
+                self.kvpp.begin(history=has_history(scheduler_output))
+            return result
+
+        runner._update_states = update_states_and_begin
+
+
+def _draft_layers(runner: Any) -> frozenset[str]:
+    """Names of the speculator's own layers, from the engine's record of them."""
+    return frozenset(getattr(getattr(runner, "drafter", None), "_draft_attn_layer_names", ()))

@@ -1,0 +1,123 @@
+"""`kvpp-dag plan`: who owns what for a known model, and what it wins."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kvpp_dag.errors import ConfigError
+from kvpp_dag.plan import (
+    ModelPlan,
+    StagePlan,
+    capacity_multiplier,
+    load_preset,
+    plan_model,
+    preset_names,
+    preset_stages,
+)
+from kvpp_dag.plan.budget import (
+    draft_bytes_per_block,
+    logical_bytes_per_block,
+    owned_bytes_per_block,
+    physical_bytes_per_block,
+    scratch_bytes_per_block,
+    worst_physical_bytes_per_block,
+)
+
+
+def plan(
+    preset: Annotated[str, typer.Option(help=f"One of {', '.join(preset_names())}.")],
+    tp: Annotated[int, typer.Option(help="Tensor-parallel size: ranks of a KVPP group.")],
+    pp: Annotated[str | None, typer.Option(help="Layers of each stage, e.g. 38,40.")] = None,
+    mtp: Annotated[bool, typer.Option("--mtp/--no-mtp", help="Draft layers on every rank.")] = False,
+    depth: Annotated[int, typer.Option(help="Prefetch depth; there is one more scratch slot.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show ownership, bytes per token and the capacity that KVPP wins for a model."""
+    shape = load_preset(preset)
+    model = plan_model(preset_stages(shape, pp=_stages(pp), mtp=mtp), ranks=tp, depth=depth)
+    report = {"preset": preset, "model": shape.model, "tp": tp, "mtp": mtp, **describe(model)}
+    if as_json:
+        typer.echo(json.dumps(report, indent=1))
+    else:
+        _print(report)
+
+
+def describe(model: ModelPlan) -> dict[str, Any]:
+    """The figures of a plan as plain data. Bytes are per token, the presets' block."""
+    without = max(logical_bytes_per_block(stage) for stage in model.stages)
+    worst = max(worst_physical_bytes_per_block(stage) for stage in model.stages)
+    warning = _loss(without, worst) if worst > without else None
+    return {
+        "capacity_multiplier": round(capacity_multiplier(model), 3),
+        "bytes_per_token_without": without,
+        "bytes_per_token_worst_rank": worst,
+        "warning": warning,
+        "stages": [_stage(number, stage) for number, stage in enumerate(model.stages)],
+    }
+
+
+def _loss(without: int, worst: int) -> str:
+    return (
+        f"With KVPP a token costs the fullest rank {worst} bytes, without it {without}: few layers per "
+        "stage leave the scratch buffers larger than what ownership saves, so do not enable it here."
+    )
+
+
+def _stage(number: int, stage: StagePlan) -> dict[str, Any]:
+    return {
+        "stage": number,
+        "layers": len(stage.bundles),
+        "layout_hash": stage.layout_hash,
+        "scratch_bytes_per_token": scratch_bytes_per_block(stage),
+        "draft_bytes_per_token": draft_bytes_per_block(stage),
+        "ranks": [
+            {
+                "rank": rank,
+                "layers": [bundle.spec.index for bundle in stage.owned(rank)],
+                "owned_bytes_per_token": owned_bytes_per_block(stage, rank),
+                "physical_bytes_per_token": physical_bytes_per_block(stage, rank),
+            }
+            for rank in range(stage.ranks)
+        ],
+    }
+
+
+def _stages(pp: str | None) -> tuple[int, ...] | None:
+    if pp is None:
+        return None
+    try:
+        return tuple(int(count) for count in pp.split(","))
+    except ValueError as error:
+        raise ConfigError(f"--pp is {pp!r}; expected layer counts such as 38,40.") from error
+
+
+def _print(report: dict[str, Any]) -> None:
+    console = Console()
+    console.print(
+        f"{report['model']}, TP{report['tp']}, {len(report['stages'])} stage(s): "
+        f"{report['capacity_multiplier']:.3f} x the tokens of the same memory without KVPP",
+        highlight=False,
+    )
+    for stage in report["stages"]:
+        table = Table(title=f"stage {stage['stage']}, bytes per token")
+        for column in ("rank", "layers", "owned", "drafts", "scratch", "all"):
+            table.add_column(column, justify="right")
+        for rank in stage["ranks"]:
+            table.add_row(
+                str(rank["rank"]),
+                _span(rank["layers"]),
+                f"{rank['owned_bytes_per_token']:,}",
+                f"{stage['draft_bytes_per_token']:,}",
+                f"{stage['scratch_bytes_per_token']:,}",
+                f"{rank['physical_bytes_per_token']:,}",
+            )
+        console.print(table)
+    if report["warning"]:
+        console.print(f"Warning: {report['warning']}", highlight=False)
+
+
+def _span(layers: list[int]) -> str:
+    return f"{layers[0]}-{layers[-1]}" if layers else "none"

@@ -1,0 +1,113 @@
+from dataclasses import replace
+
+import pytest
+from tests.builders import compute, forward
+
+from kvpp_dag.errors import GraphError
+from kvpp_dag.graph import Graph, Kind, without_edge
+
+HOSTILE = [
+    "",
+    " ",
+    "a b",
+    "a,b",
+    "a=b",
+    "a\nb",
+    'a"b',
+    "a\\",
+    "a;b",
+    "#a",
+    "7",
+    "a[",
+    "a[x]",
+    "a[-1]",
+    "a[1][2]",
+    "a[1]b",
+    "a[\u0663]",
+    "ü",
+    "a\x00",
+    "a" * 201,
+    "a[1234567890]",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("field", ["id", "stream", "reads", "writes"])
+def test_names_that_a_dump_could_not_carry_are_refused(field, name):
+    node = compute("a")
+    value = (name,) if field in ("reads", "writes") else name
+    with pytest.raises(GraphError, match="name"):
+        Graph(nodes=(replace(node, **{field: value}),))
+
+
+@pytest.mark.parametrize("name", ["a", "_x", "attend[0]", "layers.3/attn:q-1[123456789]", "a" * 200])
+def test_ordinary_names_are_taken(name):
+    assert Graph(nodes=(compute(name),))[name].id == name
+
+
+@pytest.mark.parametrize("value", ["a b", "a\n# kvpp graph", "-", "x" * 65])
+def test_a_layout_hash_that_a_dump_could_not_carry_is_refused(value):
+    with pytest.raises(GraphError, match="layout hash"):
+        Graph(nodes=(), layout_hash=value)
+
+
+@pytest.mark.parametrize("field", ["layer", "owner", "slot", "bytes"])
+def test_numbers_below_zero_are_refused(field):
+    with pytest.raises(GraphError, match=f"'a' has {field} -1"):
+        Graph(nodes=(compute("a", **{field: -1}),))
+    assert Graph(nodes=(compute("a", **{field: 0}),))
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_outside_its_group_is_refused(rank, ranks):
+    with pytest.raises(GraphError, match=f"Rank {rank}"):
+        Graph(nodes=(), rank=rank, ranks=ranks)
+
+
+def test_a_depth_below_one_is_refused():
+    with pytest.raises(GraphError, match="depth is 0"):
+        Graph(nodes=(), depth=0)
+
+
+def test_an_id_that_occurs_twice_is_refused():
+    with pytest.raises(GraphError, match="'a' occurs twice"):
+        Graph(nodes=(compute("a"), compute("b"), compute("a")))
+
+
+def test_an_unknown_predecessor_is_refused():
+    with pytest.raises(GraphError, match=r"'a' comes after 'gone'"):
+        Graph(nodes=(compute("a", after=("gone",)),))
+
+
+def test_a_node_cannot_come_after_itself():
+    with pytest.raises(GraphError, match="'a' comes after itself"):
+        Graph(nodes=(compute("a", after=("a",)),))
+
+
+def test_predecessors_compare_equal_however_they_were_listed():
+    def graph(*after):
+        return Graph(nodes=(compute("a"), compute("b"), compute("c", after=after)))
+
+    assert graph("a", "b") == graph("b", "a") == graph("b", "a", "b")
+    assert graph("a", "b") != graph("b")
+
+
+def test_nodes_are_found_by_id():
+    graph = forward(3)
+    assert graph["attend[1]"].layer == 1
+    assert [node.layer for node in graph.broadcasts] == [0, 1, 2]
+    assert all(node.kind is Kind.BROADCAST for node in graph.broadcasts)
+    with pytest.raises(KeyError):
+        graph["attend[3]"]
+
+
+def test_without_edge_takes_away_that_edge_and_nothing_else():
+    graph = forward(3)
+    less = without_edge(graph, "completion[1]", "attend[1]")
+    assert less != graph
+    assert "completion[1]" not in less["attend[1]"].after
+    assert [n for n in less.nodes if n.id != "attend[1]"] == [
+        n for n in graph.nodes if n.id != "attend[1]"
+    ]
+    with pytest.raises(GraphError, match="no edge"):
+        without_edge(less, "completion[1]", "attend[1]")

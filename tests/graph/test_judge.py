@@ -1,0 +1,82 @@
+"""The judge of the verifier's tests must itself see each kind of fault, and none where there is none."""
+
+import pytest
+from tests.builders import changed, forward, group
+from tests.judge import fault_by_closure, fault_of
+
+from kvpp_dag.graph import Policy, from_text, without_edge
+
+HEADER = "# kvpp graph rank=0 ranks=1 layout=- history=true policy=on_acquire depth=1"
+
+
+def _text(*lines):
+    return from_text("\n".join([HEADER, *lines]))
+
+
+@pytest.mark.parametrize(
+    ("lines", "fault"),
+    [
+        (["a writes=x", "b stream=side reads=x"], "race"),
+        (["a writes=x", "b stream=side writes=x"], "race"),
+        (["a reads=x", "b stream=side reads=x"], None),
+        (["a writes=x", "b stream=side reads=x after a", "c after b"], None),
+        (["a writes=x", "b stream=side reads=x after a"], "race"),  # b with the next forward's a
+        (["attend[1] writes=x", "attend[0] reads=x"], "content"),
+        (["attend[0] writes=x", "compute[0] reads=x"], None),
+        (["attend[0] reads=scratch[0]"], "content"),
+        (["compute[0] reads=scratch[0] after attend[0]", "attend[0] writes=scratch[0]"], "deadlock"),
+        (["a after b", "b stream=side after a"], "deadlock"),
+        (["a after b", "b stream=side"], None),
+        (["broadcast[0] writes=x"], "unjoined"),
+        (["broadcast[0] writes=x", "a after broadcast[0]"], None),
+        (
+            ["broadcast[0]", "broadcast[1] stream=side", "a after broadcast[0],broadcast[1]"],
+            "collectives",
+        ),
+        (
+            ["broadcast[0] after broadcast[1]", "broadcast[1] stream=side", "a after broadcast[0]"],
+            "collectives",
+        ),
+    ],
+)
+def test_faults_of_one_rank(lines, fault):
+    graph = _text(*lines)
+    found = fault_of([[graph, graph]])
+    assert (found and found.split(":")[0]) == fault
+
+
+def test_an_owner_that_sends_something_else_than_the_forward_before_wrote():
+    graph = _text(
+        "attend[0] writes=p", "broadcast[0] reads=p after attend[0]", "compute[0] after broadcast[0]"
+    )
+    assert fault_of([[graph, graph]]) is None
+    assert fault_of([[graph, graph]], exact=True).startswith("content")
+
+
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize(("layers", "ranks"), [(1, 2), (2, 2), (3, 2), (2, 3)])
+def test_compiled_groups_have_no_fault_in_any_execution_of_all_ranks(policy, layers, ranks):
+    """Case 3: across two forwards the owner sends exactly what the first one wrote."""
+    for depth in (1, 2) if ranks == 2 else (1,):
+        forwards = group(layers, ranks, policy=policy, depth=depth)
+        assert fault_of([[graph, graph] for graph in forwards], exact=True) is None
+
+
+def test_ranks_that_mean_different_transfers():
+    first, second = group(2)
+    assert fault_of([[first], [second]]) is None
+    fewer = forward(1, rank=1)
+    assert fault_of([[first], [fewer]]) == "deadlock"
+    assert fault_of([[first], [changed(second, "broadcast[0]", bytes=1)]]).startswith("collectives")
+
+
+def test_the_closure_judge_sees_races_rings_and_unjoined_transfers():
+    graph = forward(3)
+    assert fault_by_closure(graph) is None
+    assert fault_by_closure(without_edge(graph, "ready[2]", "broadcast[2]")).startswith("race")
+    assert fault_by_closure(without_edge(graph, "completion[2]", "attend[2]")).startswith("race")
+    assert fault_by_closure(changed(graph, "ready[0]", after=("attend[2]",))) == "deadlock"
+    alone = changed(
+        changed(graph, "attend[2]", after=(), reads=(), writes=()), "broadcast[2]", writes=()
+    )
+    assert fault_by_closure(alone) == "unjoined: broadcast[2]"

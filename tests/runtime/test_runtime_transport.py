@@ -1,0 +1,148 @@
+"""Transports: bytes arrive as they were sent, and ranks that diverge get an error."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpp_dag.errors import ConfigError, DivergenceError, LayoutError, TransferError
+from kvpp_dag.runtime import LocalGroup, ProcessGroupTransport, process_group
+from kvpp_dag.runtime.transport import MAX_PIECE, as_bytes, piece_bounds
+from tests.runtime_support import run_group, run_threads
+from tests.runtime_work import agree, exchange, exchange_in_pieces, nan_payloads
+
+KINDS = ["local", "gloo"]
+DTYPES = [torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float32]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_dtype_travels_bit_for_bit(kind, dtype):
+    sent = bytes(nan_payloads(dtype).view(torch.uint8).tolist())
+    assert run_group(kind, 3, partial(exchange, dtype=dtype)) == [sent] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_the_broadcast_nothing_arrives(kind):
+    sender, *others = run_group(kind, 3, partial(exchange, dtype=torch.uint8, send=False))
+    assert all(other != sender for other in others)
+
+
+def test_the_payloads_hold_nans_that_arithmetic_would_change():
+    for dtype in DTYPES[1:]:
+        payload = nan_payloads(dtype)
+        assert bool(payload.float().isnan().any())
+    fp8 = nan_payloads(torch.float8_e5m2)
+    assert as_bytes(fp8.float().to(torch.float8_e5m2)).tolist() != as_bytes(fp8).tolist()
+
+
+def test_a_broadcast_in_pieces_arrives_whole():
+    sent = bytes(nan_payloads(torch.uint8).tolist())
+    assert run_group("gloo", 2, partial(exchange_in_pieces, largest=100)) == [sent] * 2
+
+
+@pytest.fixture
+def sizes_sent(monkeypatch):
+    """Lets a process group transport exist without a group; lists the sizes that it broadcasts."""
+    sent = []
+    monkeypatch.setattr(process_group.dist, "get_rank", lambda: 6)
+    monkeypatch.setattr(
+        process_group.dist, "broadcast", lambda piece, source, group: sent.append((piece.numel(), source))
+    )
+    return sent
+
+
+def test_three_gib_are_split_alike_on_every_rank_without_allocating(sizes_sent):
+    gib = 1 << 30
+    view = torch.empty(3 * gib, dtype=torch.uint8, device="meta")
+    for owner in (0, 1):  # rank 6 is group rank 1: once it receives, once it sends
+        sizes_sent.clear()
+        ProcessGroupTransport(None, [4, 6]).prepare(view, owner)()
+        assert sizes_sent == [(gib, [4, 6][owner])] * 3
+
+
+@given(nbytes=st.integers(0, 10**6), largest=st.integers(1, 10**6))
+def test_pieces_cover_everything_once_and_none_is_too_large(nbytes, largest):
+    largest = max(largest, nbytes // 1000 + 1)
+    pieces = piece_bounds(nbytes, largest)
+    assert [start for start, _ in pieces] == [0, *[stop for _, stop in pieces[:-1]]][: len(pieces)]
+    assert (pieces[-1][1] if pieces else 0) == nbytes
+    assert all(0 < stop - start <= largest for start, stop in pieces)
+
+
+def test_pieces_of_a_transfer_stay_below_two_gib():
+    assert MAX_PIECE < 1 << 31
+    assert piece_bounds(5 * MAX_PIECE // 2) == (
+        (0, MAX_PIECE),
+        (MAX_PIECE, 2 * MAX_PIECE),
+        (2 * MAX_PIECE, 5 * MAX_PIECE // 2),
+    )
+
+
+def transports():
+    yield LocalGroup(2).transport(1)
+    yield ProcessGroupTransport(None, [4, 6])
+
+
+@pytest.mark.usefixtures("sizes_sent")
+def test_a_strided_view_is_a_value_error_with_owner_and_strides():
+    strided = torch.zeros(8, 6, dtype=torch.uint8)[:, :3]
+    for transport in transports():
+        with pytest.raises(ValueError, match=r"sent by rank 0 .*strides \(6, 1\)") as caught:
+            transport.prepare(strided, 0)
+        assert isinstance(caught.value, LayoutError)
+        transport.prepare(strided.contiguous(), 0)
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3), (2, 0)])
+def test_as_bytes_shares_memory(shape):
+    tensor = torch.zeros(shape, dtype=torch.float32)
+    flat = as_bytes(tensor)
+    assert flat.shape == (tensor.nbytes,)
+    assert flat.data_ptr() == tensor.data_ptr()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_tokens_agree(kind):
+    assert run_group(kind, 3, partial(agree, tokens=[b"same"] * 3)) == [None] * 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_different_tokens_are_a_divergence_on_every_rank(kind):
+    results = run_group(kind, 3, partial(agree, tokens=[b"same", b"same", b"nope"]))
+    assert [type(result) for result in results] == [DivergenceError] * 3
+
+
+def test_local_ranks_that_meet_with_different_collectives_diverge():
+    def work(transport):
+        nbytes = 8 + 8 * (transport.rank == 1)
+        transport.prepare(torch.zeros(nbytes, dtype=torch.uint8), 0)()
+
+    results = run_threads(2, work)
+    assert [type(result) for result in results] == [DivergenceError] * 2
+
+
+def test_a_local_rank_that_is_alone_gives_up():
+    group = LocalGroup(2, timeout=0.05)
+    with pytest.raises(TransferError, match=r"only ranks \[1\] joined"):
+        group.transport(1).agree(b"x")
+    with pytest.raises(TransferError):
+        group.transport(0).agree(b"x")  # too late
+
+
+def test_local_groups_and_ranks_are_checked():
+    with pytest.raises(ConfigError, match="at least one"):
+        LocalGroup(0)
+    for rank in (-1, 2):
+        with pytest.raises(ConfigError, match=f"Rank {rank} "):
+            LocalGroup(2).transport(rank)
+
+
+def test_a_local_group_of_one_sends_to_nobody():
+    transport = LocalGroup(1).transport(0)
+    view = torch.arange(8, dtype=torch.uint8)
+    transport.prepare(view, 0)()
+    transport.agree(b"x")
+    assert view.tolist() == list(range(8))
