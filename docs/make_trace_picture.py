@@ -22,7 +22,9 @@ def main(trace: Path, picture: Path) -> None:
     number = median_forward(slices)
     shown = [e for e in slices if e["args"]["forward"] == number and kind(e)]
     start = min(e["ts"] for e in shown)
-    rows = {(pid, tid): row for row, (pid, tid) in enumerate(sorted({(e["pid"], e["tid"]) for e in shown}))}
+    rows = {
+        (pid, tid): row for row, (pid, tid) in enumerate(sorted({(e["pid"], e["tid"]) for e in shown}))
+    }
     figure, axes = plt.subplots(figsize=(12, 3.2), dpi=120)
     for event in shown:
         name = kind(event)
@@ -37,7 +39,9 @@ def main(trace: Path, picture: Path) -> None:
         if name in ("attend", "broadcast"):
             middle = (event["ts"] - start + event["dur"] / 2) / 1000
             label = str(event["args"]["layer"])
-            axes.text(middle, -rows[event["pid"], event["tid"]], label, ha="center", va="center", fontsize=7)
+            axes.text(
+                middle, -rows[event["pid"], event["tid"]], label, ha="center", va="center", fontsize=7
+            )
     streams = {1: "compute", 2: "transfer"}
     axes.set_yticks([-row for row in rows.values()], [f"rank {p}, {streams[t]}" for p, t in rows])
     axes.set_xlabel(f"ms; forward {number} of the demo, layer numbers on its bars")

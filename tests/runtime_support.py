@@ -122,9 +122,7 @@ def make_engine(
     skip_broadcasts: bool = False,
     timeout: float = 20.0,
 ) -> Engine:
-    arena = Arena(
-        plan, rank=transport.rank, num_blocks=NUM_BLOCKS, allocate=memory or GuardedMemory()
-    )
+    arena = Arena(plan, rank=transport.rank, num_blocks=NUM_BLOCKS, allocate=memory or GuardedMemory())
     forward = ForwardPass(
         arena=arena,
         transport=transport,
@@ -148,9 +146,7 @@ def reference(layers: int, blocks: Sequence[int]) -> tuple[list[str], dict[int, 
 Work = Callable[..., object]
 
 
-def run_group(
-    kind: str, size: int, work: Work, *args: object, timeout: float = 10.0
-) -> list[object]:
+def run_group(kind: str, size: int, work: Work, *args: object, timeout: float = 10.0) -> list[object]:
     """Run `work(transport, *args)` on every rank; an exception takes the place of a result.
 
     `kind` is `local` (threads) or `gloo` (processes). `timeout` bounds every transfer. A process that

@@ -11,6 +11,7 @@ import torch
 from kvpp_dag.errors import DivergenceError, TransferError
 from kvpp_dag.graph import Policy
 from kvpp_dag.runtime import Arena, Transport, process_group
+from kvpp_dag.trace import ForwardRecord, Recorder
 from tests.runtime_support import SENTINEL, Engine, GuardedMemory, as_bytes, make_engine, small_plan
 
 
@@ -77,9 +78,7 @@ def serve(
     """
     plan = small_plan(layers, transport.size, depth)
     memory = GuardedMemory()
-    engine = make_engine(
-        plan, transport, memory=memory, policy=policy, skip_broadcasts=skip_broadcasts
-    )
+    engine = make_engine(plan, transport, memory=memory, policy=policy, skip_broadcasts=skip_broadcasts)
     received = [i for i in range(layers) if plan.owners[i] != transport.rank]
     fail = fail or {}
     repeated = {forward for forward, _ in fail.values()}
@@ -88,9 +87,9 @@ def serve(
         for ordinal in received:
             engine.arena.cache(ordinal).fill_(poison)
         if token in repeated:
-            forward, layer = fail.get(transport.rank, (token, None))
+            forward, layer = fail.get(transport.rank, (-1, -1))
             try:
-                engine.run(token, block, fail_at=layer)
+                engine.run(token, block, fail_at=layer if forward == token else None)
             except ArithmeticError as error:
                 engine.forward.abort(error)
         outputs.append(engine.run(token, block))
@@ -112,6 +111,18 @@ def _slack_intact(arena: Arena) -> bool:
         if not bool((arena.scratch(slot)[used:] == SENTINEL).all()):
             return False
     return True
+
+
+def record(
+    transport: Transport, layers: int, blocks: Sequence[int], policy: Policy, keep: int = 64
+) -> list[ForwardRecord]:
+    """What a recorder kept of one forward per item of `blocks`."""
+    recorder = Recorder(keep=keep)
+    plan = small_plan(layers, transport.size)
+    engine = make_engine(plan, transport, policy=policy, observer=recorder)
+    for token, block in enumerate(blocks):
+        engine.run(token, block)
+    return list(recorder.forwards)
 
 
 def disagree_on_history(transport: Transport) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kvpp_dag.cli.files import write_new
+from kvpp_dag.cli.files import check_new, write_new
 
 if TYPE_CHECKING:
     from kvpp_vllm.demo.run import DemoResult, Run
@@ -28,7 +28,7 @@ def demo(
     from kvpp_vllm.demo.run import run_demo  # noqa: PLC0415 - the other commands need no engine
 
     if json_file is not None:
-        write_new(json_file, "")
+        check_new(json_file)
     directory = out if out is not None else Path(tempfile.mkdtemp(prefix="kvpp-demo-"))
     console = Console()
     with console.status("starting") as status:

@@ -7,10 +7,15 @@ from kvpp_dag.errors import ConfigError, DumpError
 MAX_DUMP_BYTES = 256 << 20
 
 
-def write_new(path: Path, text: str) -> None:
-    """Write `text` to `path`. Raises ConfigError if something is there already, unless it is empty."""
+def check_new(path: Path) -> None:
+    """Raise ConfigError if something is at `path` already, unless it is an empty file."""
     if path.exists() and (not path.is_file() or path.stat().st_size > 0):
         raise ConfigError(f"{path} exists and is not overwritten; give another name or remove it.")
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write `text` to `path`. Raises ConfigError as `check_new` does."""
+    check_new(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 

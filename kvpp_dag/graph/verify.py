@@ -32,9 +32,10 @@ class Finding:
 def verify(graph: Graph, following: Graph | None = None) -> tuple[Finding, ...]:
     """Findings in one rank's forward and across the wrap into the `following` one.
 
-    `following` is the forward after it, by default the same graph again. No findings means that every
-    execution which respects edges and stream order is free of races and deadlocks, and reads what it
-    should.
+    `following` is the forward after it, by default the same graph again; what concerns a forward by
+    itself is judged on `graph` only. No findings means that every execution which respects edges and
+    stream order is free of races and deadlocks, and reads what it should. Reads are judged only where
+    there is no race.
     """
     return _findings((graph, following if following is not None else graph))
 
@@ -93,9 +94,10 @@ def _findings(graphs: tuple[Graph, ...]) -> tuple[Finding, ...]:
     order = order_of(graphs)
     if isinstance(order, Cycle):
         return (_deadlock(forwards, order),)
+    races = tuple(_races(forwards, order))
     return (
-        *_races(forwards, order),
-        *_contents(forwards, order),
+        *races,
+        *(() if races else _contents(forwards, order)),
         *_unjoined(graphs[0], single),
         *_unordered_collectives(forwards, order),
         *_misdescribed(graphs[0]),
@@ -195,7 +197,7 @@ def _race(forwards: _Labelled, buffer: str, i: int, j: int) -> Finding:
 def _contents(forwards: _Labelled, order: Order) -> Iterator[Finding]:
     """Reads that would find another layer's data, or in scratch another forward's.
 
-    Only meaningful between ordered accesses; the others are races already.
+    Needs a graph without races: only then is there one last writer before every read.
     """
     for buffer, accesses in forwards.accesses.items():
         writers = [i for i, writes in accesses if writes]

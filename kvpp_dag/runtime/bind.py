@@ -26,11 +26,15 @@ class BoundHook:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundProgram:
-    """A program ready to run once at a time: `hooks` are begin, acquire(0), release(0), ..., end."""
+    """A program ready to run once at a time: `hooks` are begin, acquire(0), release(0), ..., end.
+
+    `ended` is recorded behind the last hook: until it is reached, no event may be recorded again.
+    """
 
     graph: Graph
     hooks: tuple[BoundHook, ...]
     events: tuple[Event, ...]
+    ended: Event
 
 
 def bind(
@@ -50,7 +54,10 @@ def bind(
         hooks += [acquire, release]
     hooks.append(program.end)
     bound = tuple(binder.hook(steps) for steps in hooks)
-    return BoundProgram(graph=program.graph, hooks=bound, events=tuple(binder.events.values()))
+    events = tuple(binder.events.values())
+    return BoundProgram(
+        graph=program.graph, hooks=bound, events=events, ended=Event("the end of an earlier forward")
+    )
 
 
 class _Binder:
@@ -81,7 +88,8 @@ class _Binder:
                 record = partial(stream.record, self._event(step.node))
                 if self.observer is None:
                     return (record,)
-                return (record, partial(stream.launch, partial(_recorded, self.observer, step.node)))
+                # Reported first: once the event is reached, the host may end the forward.
+                return (partial(stream.launch, partial(_recorded, self.observer, step.node)), record)
             case Op.WAIT:
                 wait = partial(stream.wait, self._event(step.node))
                 if self.observer is None or step.stream != COMPUTE_STREAM:

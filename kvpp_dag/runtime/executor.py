@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
 
-from kvpp_dag.errors import ConfigError, NodeError, UnsoundGraphError
+from kvpp_dag.errors import ConfigError, NodeError, TransferError, UnsoundGraphError
 from kvpp_dag.graph import Graph, Kind, Node, verify_alone
 from kvpp_dag.graph.order import Cycle, order_of
 from kvpp_dag.runtime.streams import Stream
@@ -54,8 +54,9 @@ class Executor:
         """Run `graph` once and return the final state of every node.
 
         `kernels` holds a callable for every compute and broadcast node; event nodes have none. Raises
-        ConfigError for a missing or unknown kernel or stream, UnsoundGraphError for a graph with a race
-        or a deadlock, and NodeError for the first node that failed.
+        ConfigError for a missing or unknown kernel or stream, TransferError for a stream that has failed
+        before, UnsoundGraphError for a graph with a race or a deadlock, and NodeError for the first node
+        that failed.
         """
         self._check(graph, kernels)
         findings = verify_alone(graph)
@@ -79,6 +80,11 @@ class Executor:
                 raise ConfigError(
                     f"Node {node.id!r} runs on stream {node.stream!r}; this executor has: {known}."
                 )
+            failure = self._streams[node.stream].error
+            if failure is not None:  # it would skip the node, and the run would never end
+                raise TransferError(
+                    f"The stream {node.stream!r} has failed before and runs nothing any more: {failure}"
+                ) from failure
 
 
 class _Run:

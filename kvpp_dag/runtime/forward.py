@@ -16,7 +16,14 @@ import hashlib
 import struct
 import time
 
-from kvpp_dag.errors import CoverageError, OrderError, ReentryError, TransferError, UnsoundGraphError
+from kvpp_dag.errors import (
+    ConfigError,
+    CoverageError,
+    OrderError,
+    ReentryError,
+    TransferError,
+    UnsoundGraphError,
+)
 from kvpp_dag.graph import (
     COMPUTE_STREAM,
     TRANSFER_STREAM,
@@ -42,8 +49,9 @@ class ForwardPass:
     """The forwards of one rank, one at a time.
 
     All graphs are compiled and verified here, before anything runs: UnsoundGraphError if one has a
-    race or a deadlock. `skip_broadcasts` leaves every transfer out but keeps the events: the control
-    that shows whether an output depends on the transfers. `timeout` (seconds) bounds an abort.
+    race or a deadlock, ConfigError if `arena` and `transport` are not those of one rank.
+    `skip_broadcasts` leaves every transfer out but keeps the events: the control that shows whether an
+    output depends on the transfers. `timeout` (seconds) bounds an abort.
     """
 
     def __init__(
@@ -60,6 +68,11 @@ class ForwardPass:
     ) -> None:
         self.plan = arena.plan
         self.rank = arena.rank
+        if (transport.rank, transport.size) != (self.rank, self.plan.ranks):
+            raise ConfigError(
+                f"The arena is that of rank {self.rank} of {self.plan.ranks}, but the transport is that "
+                f"of rank {transport.rank} of {transport.size}; both must belong to one rank."
+            )
         self.graphs = compile_forwards(self.plan, self.rank, arena.num_blocks, policy)
         self.forwards = 0
         self.forwards_with_history = 0
@@ -86,8 +99,9 @@ class ForwardPass:
         self._active = False
         self._broken: BaseException | None = None
         self._cursor = 0
-        self._held = -1
+        self._held: int | None = None
         self._next = 0
+        self._failed = False
         self._mark = 0
 
     @property
@@ -116,7 +130,8 @@ class ForwardPass:
 
         `history` is whether any real request has computed tokens; all ranks must say the same. Raises
         ReentryError while another forward is in flight, whose pending work is kept, and TransferError
-        if an earlier failure left the group unusable.
+        if an earlier failure left the group unusable. On an asynchronous compute stream it waits until
+        at most one forward is left there.
         """
         if self._active:
             raise ReentryError(
@@ -128,11 +143,13 @@ class ForwardPass:
                 f"The KVPP group of rank {self.rank} is unusable since forward {self.forwards} "
                 f"failed: {self._broken} Restart the engine."
             ) from self._broken
+        program = self._bound[history][(self.forwards + 1) % GENERATIONS]
+        program.ended.synchronize(self._timeout)  # its events must not be recorded before
+        self._program = program
         self.forwards += 1
         self.forwards_with_history += history
-        self._program = self._bound[history][self.forwards % GENERATIONS]
         self._active = True
-        self._cursor, self._next, self._held = 0, 0, -1
+        self._cursor, self._next, self._held = 0, 0, None
         if self._observer is not None:
             self._mark = time.perf_counter_ns()
             self._observer.forward_began(self.forwards, self._program.graph, self._mark)
@@ -149,7 +166,8 @@ class ForwardPass:
         """
         if layer == self._held:
             return
-        if not self._active or self._held >= 0 or layer != self._next:
+        in_turn = self._held is None and layer == self._next < self._layers
+        if not (in_turn and self._active and not self._failed):
             raise OrderError(self._out_of_turn("acquire", layer))
         if self._observer is not None:
             self._computed("prologue" if layer == 0 else f"compute[{layer - 1}]")
@@ -173,7 +191,7 @@ class ForwardPass:
             raise OrderError(self._out_of_turn("release", layer))
         if self._observer is not None:
             self._computed(f"attend[{layer}]")
-        self._held = -1
+        self._held = None
         self._next = layer + 1
         self._run_hook()
 
@@ -184,9 +202,10 @@ class ForwardPass:
         """
         if not self._active:
             raise OrderError(f"Rank {self.rank} ended a forward that was never begun.")
-        if self._next != self._layers or self._held >= 0:
+        if self._next != self._layers or self._held is not None:
             missing = [bundle.layer for bundle in self.plan.bundles[self._next :]]
-            what = "was acquired but not released" if self._held >= 0 else "never acquired its cache"
+            held = self._held is not None
+            what = "was acquired but not released" if held else "never acquired its cache"
             raise CoverageError(
                 f"Forward {self.forwards} of rank {self.rank} ended, but layer {missing[0]!r} {what} "
                 f"({len(missing)} of {self._layers} layers are open); its attention class may have "
@@ -212,6 +231,7 @@ class ForwardPass:
                     for step in hook.drain:
                         step()
             self._transfer.synchronize(self._timeout)
+            self._compute.synchronize(self._timeout)
         except Exception as failure:  # a failed drain must not hide the error that led here
             self._broken = failure
         self._finish(error)
@@ -220,12 +240,15 @@ class ForwardPass:
         # The cursor moves first: a hook that fails halfway has failed in a transfer, and is not rerun.
         steps = self._program.hooks[self._cursor].steps
         self._cursor += 1
+        self._failed = True
         for step in steps:
             step()
+        self._failed = False
 
     def _finish(self, error: BaseException | None) -> None:
         self._active = False
-        self._held = -1
+        self._held = None
+        self._compute.record(self._program.ended)
         if self._observer is not None:
             self._observer.forward_ended(time.perf_counter_ns(), error)
 
@@ -247,7 +270,9 @@ class ForwardPass:
     def _out_of_turn(self, hook: str, layer: int) -> str:
         if not self._active:
             state = "no forward is in flight"
-        elif self._held >= 0:
+        elif self._failed:
+            state = f"forward {self.forwards} has failed and must be aborted"
+        elif self._held is not None:
             state = f"layer {self._held} is held and must be released first"
         elif self._next < self._layers:
             state = f"layer {self._next} is next"

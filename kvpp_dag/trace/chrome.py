@@ -48,22 +48,21 @@ def _forward(record: ForwardRecord) -> Iterator[TraceEvent]:
     starts: dict[str, tuple[float, int]] = {}
     for stream, spans in tracks.items():
         spans.sort(key=lambda item: (item[0].start, item[0].end))
+        outer = 0  # where the slice ends that a later one may lie in
         for i, (span, node, waited) in enumerate(spans):
-            following = spans[i + 1][0].start if i + 1 < len(spans) else None
-            slice_ = _slice(record, span, node, waited=waited, following=following)
+            end = span.end
+            if node.kind in (Kind.READY, Kind.COMPLETION) and not waited:
+                end = span.start + _EVENT_NS
+                following = spans[i + 1][0].start if i + 1 < len(spans) else record.ended or end
+                end = max(span.start, min(end, following, outer if outer > span.start else end))
+            outer = max(outer, end)
             if not waited:
                 starts[node.id] = (span.start / 1000, TRACKS[stream])
-            yield slice_
+            yield _slice(record, span, node, waited=waited, end=end)
     yield from _flows(record, starts)
 
 
-def _slice(
-    record: ForwardRecord, span: Span, node: Node, *, waited: bool, following: int | None
-) -> TraceEvent:
-    end = span.end
-    if node.kind in (Kind.READY, Kind.COMPLETION) and not waited:
-        end = span.start + _EVENT_NS
-        end = end if following is None else max(span.start, min(end, following))
+def _slice(record: ForwardRecord, span: Span, node: Node, *, waited: bool, end: int) -> TraceEvent:
     args: dict[str, object] = {"forward": record.number, "layer": node.layer}
     if node.kind is Kind.BROADCAST:
         args |= {"owner": node.owner, "slot": node.slot, "bytes": node.bytes}

@@ -1,8 +1,32 @@
-"""Hypothesis strategies for graphs with any fields that a graph allows."""
+"""Names that no graph may use, and hypothesis strategies for graphs with any fields it may have."""
 
 from hypothesis import strategies as st
 
 from kvpp_dag.graph import Graph, Kind, Node, Policy
+
+HOSTILE = [
+    "",
+    " ",
+    "a b",
+    "a,b",
+    "a=b",
+    "a\nb",
+    'a"b',
+    "a\\",
+    "a;b",
+    "#a",
+    "7",
+    "a[",
+    "a[x]",
+    "a[-1]",
+    "a[1][2]",
+    "a[1]b",
+    "a[\u0663]",
+    "ü",
+    "a\x00",
+    "a" * 201,
+    "a[1234567890]",
+]
 
 _WORDS = st.sampled_from(
     ["ready", "broadcast", "completion", "attend", "compute", "after", "none", "reads", "x.y/z:-1", "_"]

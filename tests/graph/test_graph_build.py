@@ -1,10 +1,10 @@
 from itertools import product
 
 import pytest
-from tests.builders import forward, group, stage
 
 from kvpp_dag.errors import GraphError
 from kvpp_dag.graph import Kind, Policy, build_forward
+from tests.builders import forward, group, stage
 
 ACQUIRE, RELEASE = Policy.ON_ACQUIRE, Policy.ON_RELEASE
 over_layers_and_depths = pytest.mark.parametrize(

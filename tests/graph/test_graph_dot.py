@@ -3,10 +3,10 @@ from collections import defaultdict
 from itertools import pairwise
 
 from hypothesis import given
-from tests.builders import changed, edges, forward
-from tests.graph.graph_strategies import graphs
 
 from kvpp_dag.graph import to_dot
+from tests.builders import changed, edges, forward
+from tests.graph.graph_strategies import graphs
 
 STRING = r'"((?:[^"\\]|\\.)*)"'
 STATEMENTS = re.compile(
@@ -19,7 +19,7 @@ STATEMENTS = re.compile(
 
 def _read(dot: str):
     """Clusters, solid and dotted edges of a DOT text that must hold nothing else."""
-    first, second, third, rest = dot.split("\n", 3)
+    first, *_, rest = dot.split("\n", 3)
     assert first == "digraph kvpp {"
     assert rest.endswith("}\n")
     body = rest.removesuffix("}\n")

@@ -4,12 +4,11 @@ from dataclasses import replace
 import networkx as nx
 import pytest
 from hypothesis import given
-from tests.builders import changed, edges, forward, group
-from tests.graph.graph_strategies import graphs
-from tests.graph.test_graph_nodes import HOSTILE
 
 from kvpp_dag.errors import DumpError
 from kvpp_dag.graph import Policy, from_json, to_json, to_networkx
+from tests.builders import changed, edges, forward, group
+from tests.graph.graph_strategies import HOSTILE, graphs
 
 
 @given(graphs())
@@ -118,7 +117,7 @@ def test_a_place_that_cannot_be_read_is_named(change, place):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"rank": NaN}', '{"rank": 1}\n{}'])
 def test_what_is_not_a_dump_is_refused(text):
-    with pytest.raises(DumpError, match="^At "):
+    with pytest.raises(DumpError, match=r"^At "):
         from_json(text)
 
 

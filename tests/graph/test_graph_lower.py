@@ -4,10 +4,10 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from tests.builders import changed, compute, edges, forward, group, swapped
 
 from kvpp_dag.errors import GraphError
 from kvpp_dag.graph import Graph, Kind, Node, Op, Policy, Program, Step, from_text, lower, verify
+from tests.builders import changed, compute, edges, forward, group, swapped
 
 BOTH = pytest.mark.parametrize("policy", Policy)
 COMPILED = [

@@ -1,34 +1,11 @@
 from dataclasses import replace
 
 import pytest
-from tests.builders import compute, forward
 
 from kvpp_dag.errors import GraphError
 from kvpp_dag.graph import Graph, Kind, without_edge
-
-HOSTILE = [
-    "",
-    " ",
-    "a b",
-    "a,b",
-    "a=b",
-    "a\nb",
-    'a"b',
-    "a\\",
-    "a;b",
-    "#a",
-    "7",
-    "a[",
-    "a[x]",
-    "a[-1]",
-    "a[1][2]",
-    "a[1]b",
-    "a[\u0663]",
-    "ü",
-    "a\x00",
-    "a" * 201,
-    "a[1234567890]",
-]
+from tests.builders import compute, forward
+from tests.graph.graph_strategies import HOSTILE
 
 
 @pytest.mark.parametrize("name", HOSTILE)

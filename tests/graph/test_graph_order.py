@@ -1,10 +1,12 @@
+from itertools import pairwise
+
 import networkx as nx
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.builders import forward
-from tests.graph.graph_strategies import graphs
 
 from kvpp_dag.graph.order import Cycle, Order, order_of
+from tests.builders import forward
+from tests.graph.graph_strategies import graphs
 
 
 def _networkx(forwards) -> nx.DiGraph:
@@ -28,7 +30,7 @@ def test_ancestors_are_those_of_networkx_or_there_is_a_ring(forwards):
         ring = order.nodes
         assert ring[0] == ring[-1]
         assert len(ring) > 1
-        assert all(dag.has_edge(a, b) for a, b in zip(ring, ring[1:], strict=False))
+        assert all(dag.has_edge(a, b) for a, b in pairwise(ring))
     else:
         assert nx.is_directed_acyclic_graph(dag)
         for i in dag:

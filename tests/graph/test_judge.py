@@ -1,10 +1,10 @@
 """The judge of the verifier's tests must itself see each kind of fault, and none where there is none."""
 
 import pytest
-from tests.builders import changed, forward, group
-from tests.judge import fault_by_closure, fault_of
 
 from kvpp_dag.graph import Policy, from_text, without_edge
+from tests.builders import changed, forward, group
+from tests.judge import fault_by_closure, fault_of
 
 HEADER = "# kvpp graph rank=0 ranks=1 layout=- history=true policy=on_acquire depth=1"
 
@@ -71,7 +71,7 @@ def test_ranks_that_mean_different_transfers():
 
 
 def test_the_closure_judge_sees_races_rings_and_unjoined_transfers():
-    graph = forward(3)
+    graph = forward(3, 4, rank=3)
     assert fault_by_closure(graph) is None
     assert fault_by_closure(without_edge(graph, "ready[2]", "broadcast[2]")).startswith("race")
     assert fault_by_closure(without_edge(graph, "completion[2]", "attend[2]")).startswith("race")

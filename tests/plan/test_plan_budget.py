@@ -1,10 +1,10 @@
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.builders import spec, stage
 
 from kvpp_dag.errors import CapacityError
 from kvpp_dag.plan import budget, capacity, capacity_multiplier, plan_model, plan_stage
+from tests.builders import spec, stage
 
 SIZES = st.lists(st.integers(1, 2000), min_size=1, max_size=30)
 RANKS = st.integers(1, 16)

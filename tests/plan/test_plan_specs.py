@@ -1,9 +1,9 @@
 import pytest
-from tests.builders import spec, specs
 
 from kvpp_dag.errors import ConfigError
 from kvpp_dag.plan import Component
 from kvpp_dag.plan.specs import split_targets
+from tests.builders import spec, specs
 
 
 def test_targets_are_ordered_by_index_not_by_report():

@@ -3,11 +3,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.builders import spec, specs, stage
 
 from kvpp_dag.errors import ConfigError
 from kvpp_dag.plan import Component, plan_model, plan_stage
 from kvpp_dag.plan.budget import model_blocks
+from tests.builders import spec, specs, stage
 
 
 @given(st.integers(0, 40), st.integers(1, 9), st.integers(1, 4))
@@ -86,7 +86,6 @@ def test_two_ranks_that_report_the_same_agree():
         pytest.param(_hash(BASE[:2]), id="layer-count"),
         pytest.param(_hash([*BASE[:2], spec(3, 8, 4, layer="layers.2")]), id="layer-index"),
         pytest.param(_hash([*BASE[:2], spec(2, 8, 4, layer="other.2")]), id="layer-name"),
-        pytest.param(_hash(ranks=3), id="group-size"),
         pytest.param(_hash(depth=2), id="depth"),
     ],
 )
@@ -98,6 +97,12 @@ def test_the_layout_hash_changes_with_whatever_ranks_must_agree_on(other):
 def test_the_layout_hash_changes_with_the_owners():
     plan = plan_stage(BASE, ranks=2)
     assert replace(plan, owners=(0, 1, 1)).layout_hash != plan.layout_hash
+
+
+def test_the_layout_hash_changes_with_the_group_size_even_if_no_owner_does():
+    two, four = (plan_stage(BASE[:2], ranks=ranks) for ranks in (2, 4))
+    assert two.owners == four.owners
+    assert two.layout_hash != four.layout_hash
 
 
 def test_drafts_are_never_sent_so_the_layout_hash_ignores_them():

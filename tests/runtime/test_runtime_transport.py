@@ -1,5 +1,6 @@
 """Transports: bytes arrive as they were sent, and ranks that diverge get an error."""
 
+import threading
 from functools import partial
 
 import pytest
@@ -13,6 +14,7 @@ from kvpp_dag.runtime.transport import MAX_PIECE, as_bytes, piece_bounds
 from tests.runtime_support import run_group, run_threads
 from tests.runtime_work import agree, exchange, exchange_in_pieces, nan_payloads
 
+SOON = 20.0
 KINDS = ["local", "gloo"]
 DTYPES = [torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float32]
 
@@ -49,7 +51,9 @@ def sizes_sent(monkeypatch):
     sent = []
     monkeypatch.setattr(process_group.dist, "get_rank", lambda: 6)
     monkeypatch.setattr(
-        process_group.dist, "broadcast", lambda piece, source, group: sent.append((piece.numel(), source))
+        process_group.dist,
+        "broadcast",
+        lambda piece, source, group: sent.append((piece.numel(), source)),
     )
     return sent
 
@@ -122,6 +126,27 @@ def test_local_ranks_that_meet_with_different_collectives_diverge():
 
     results = run_threads(2, work)
     assert [type(result) for result in results] == [DivergenceError] * 2
+
+
+def test_a_local_owner_stays_until_everybody_has_read_its_memory():
+    group, gate, left = LocalGroup(2, timeout=SOON), threading.Event(), threading.Event()
+    what, source = ("broadcast", 8), torch.zeros(8, dtype=torch.uint8)
+
+    def own():
+        group.meet(rank=0, sequence=1, what=what, source=source, take=None)
+        left.set()
+
+    def read():
+        group.meet(rank=1, sequence=1, what=what, source=None, take=lambda _: gate.wait(SOON))
+
+    threads = [threading.Thread(target=part, daemon=True) for part in (own, read)]
+    for thread in threads:
+        thread.start()
+    assert not left.wait(0.1)
+    gate.set()
+    assert left.wait(SOON)
+    for thread in threads:
+        thread.join(SOON)
 
 
 def test_a_local_rank_that_is_alone_gives_up():

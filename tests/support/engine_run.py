@@ -30,7 +30,9 @@ def run(spec: EngineSpec, result: dict[str, Any]) -> None:
     from vllm import LLM
 
     restore_scheduling(spec.restore)
-    arguments = engine_arguments(Path(spec.model), ranks=spec.ranks) | {"disable_log_stats": False} | spec.engine
+    arguments = (
+        engine_arguments(Path(spec.model), ranks=spec.ranks) | {"disable_log_stats": False} | spec.engine
+    )
     llm = LLM(**arguments)
     result["num_blocks"] = llm.llm_engine.vllm_config.cache_config.num_gpu_blocks
     result |= {"tokens": [], "logprobs": [], "cached_tokens": []}
@@ -46,7 +48,9 @@ def _run_round(llm: Any, spec: EngineSpec, prompts: Any, result: dict[str, Any])
     sampling = SamplingParams(
         temperature=0, max_tokens=spec.max_tokens, ignore_eos=True, logprobs=0 if spec.logprobs else None
     )
-    requests = llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], sampling, use_tqdm=False)
+    requests = llm.generate(
+        [{"prompt_token_ids": list(prompt)} for prompt in prompts], sampling, use_tqdm=False
+    )
     outputs = [request.outputs[0] for request in requests]
     result["tokens"].append([list(output.token_ids) for output in outputs])
     result["cached_tokens"].append([request.num_cached_tokens for request in requests])

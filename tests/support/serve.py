@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,9 +33,17 @@ class Server:
     model: str
     log: Path
 
-    def complete(self, prompt: str | Sequence[int], *, max_tokens: int = 16, timeout_s: float = 60) -> dict[str, Any]:
+    def complete(
+        self, prompt: str | Sequence[int], *, max_tokens: int = 16, timeout_s: float = 60
+    ) -> dict[str, Any]:
         """POST a greedy completion of exactly `max_tokens` tokens to /v1/completions and return the decoded answer."""
-        body = {"model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        body = {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
         request = urllib.request.Request(
             f"{self.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
@@ -95,9 +103,12 @@ def _options(settings: dict[str, Any]) -> list[str]:
 def _wait_for_health(server: Server, process: subprocess.Popen[bytes], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        if process.poll() is not None:
-            tail = server.log.read_text(errors="replace")[-4000:]
-            raise ServerError(f"vllm serve exited with {process.returncode} before it answered; its log ends:\n{tail}")
+        text = server.log.read_text(errors="replace")
+        # With its engine dead during start-up, the server neither answers nor exits.
+        if process.poll() is not None or "EngineDeadError" in text:
+            raise ServerError(
+                f"vllm serve failed before it answered /health; its log ends:\n{text[-4000:]}"
+            )
         try:
             with urllib.request.urlopen(f"{server.url}/health", timeout=5):
                 return
@@ -114,14 +125,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except psutil.NoSuchProcess:
         family = []
     process.terminate()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(30)
-    except subprocess.TimeoutExpired:
-        pass
     kill_group(process)
     _, alive = psutil.wait_procs(family, timeout=10)
     if alive:
-        raise ServerError(f"Processes {[member.pid for member in alive]} of vllm serve are still running after it ended.")
+        raise ServerError(
+            f"Processes {[member.pid for member in alive]} of vllm serve are still running after it ended."
+        )
 
 
 def _free_port() -> int:

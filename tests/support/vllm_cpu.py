@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,13 @@ class EngineResult:
 def run_engine(spec: EngineSpec, *, timeout_s: float = 180) -> EngineResult:
     """Run `spec` in a new process and return its result; an exception there, or a timeout, comes back as `error`."""
     if unknown := sorted(set(spec.restore) - set(RESTORABLE)):
-        raise ValueError(f"restore names {', '.join(unknown)}, but only {', '.join(RESTORABLE)} can be restored.")
+        raise ValueError(
+            f"restore names {', '.join(unknown)}, but only {', '.join(RESTORABLE)} can be restored."
+        )
     with tempfile.TemporaryDirectory(prefix="kvpp-engine-") as scratch:
-        spec_path, result_path, log_path = (Path(scratch) / name for name in ("spec.json", "result.json", "log.txt"))
+        spec_path, result_path, log_path = (
+            Path(scratch) / name for name in ("spec.json", "result.json", "log.txt")
+        )
         spec_path.write_text(json.dumps(asdict(spec)))
         command = [sys.executable, "-m", "tests.support.engine_run", str(spec_path), str(result_path)]
         with log_path.open("wb") as log:
@@ -90,7 +95,9 @@ def run_engine(spec: EngineSpec, *, timeout_s: float = 180) -> EngineResult:
         text = log_path.read_text(errors="replace")
         found: dict[str, Any] = json.loads(result_path.read_text()) if result_path.exists() else {}
     if not ended:
-        found["error"] = f"The engine did not finish within {timeout_s} s and was killed; its log ends:\n{text[-2000:]}"
+        found["error"] = (
+            f"The engine did not finish within {timeout_s} s and was killed; its log ends:\n{text[-2000:]}"
+        )
     elif not found:
         found["error"] = (
             f"The engine process exited with {process.returncode} and no result; its log ends:\n{text[-2000:]}"
@@ -99,7 +106,7 @@ def run_engine(spec: EngineSpec, *, timeout_s: float = 180) -> EngineResult:
 
 
 def restore_scheduling(features: Sequence[str]) -> None:
-    """Make `CpuPlatform.check_and_update_config` leave `features` (of `RESTORABLE`) as the engine's arguments set them."""
+    """Make `CpuPlatform.check_and_update_config` leave `features` (of `RESTORABLE`) as the arguments set them."""
     from vllm.platforms.cpu import CpuPlatform
 
     fields = [place for feature in features for place in RESTORABLE[feature]]
@@ -115,21 +122,32 @@ def restore_scheduling(features: Sequence[str]) -> None:
     CpuPlatform.check_and_update_config = staticmethod(check_and_update_config)
 
 
-def start_in_own_group(command: Sequence[str], ranks: int, extra: dict[str, str], log: Any) -> subprocess.Popen[bytes]:
+def start_in_own_group(
+    command: Sequence[str], ranks: int, extra: dict[str, str], log: Any
+) -> subprocess.Popen[bytes]:
     """Start `command` from the repository root as the leader of a process group of its own, output to `log`."""
     paths = [str(REPOSITORY), extra.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
-    variables = os.environ | environment(ranks=ranks) | extra | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    variables = (
+        os.environ
+        | environment(ranks=ranks)
+        | extra
+        | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    )
     return subprocess.Popen(
-        command, cwd=REPOSITORY, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        command,
+        cwd=REPOSITORY,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
     )
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill what is left of the process group that `start_in_own_group` started, workers included."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

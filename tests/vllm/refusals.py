@@ -10,7 +10,9 @@ from typing import Any
 CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 
 
-def outcome(model: str, *, ranks: int = 2, eager: bool = True, additional: Any = None, **more: Any) -> str:
+def outcome(
+    model: str, *, ranks: int = 2, eager: bool = True, additional: Any = None, **more: Any
+) -> str:
     from vllm.engine.arg_utils import EngineArgs
 
     try:

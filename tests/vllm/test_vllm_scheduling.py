@@ -7,7 +7,7 @@ from tests.vllm.test_vllm_tokens import CONTROL, ON, finished
 
 CHUNKED = {"enable_chunked_prefill": True, "enable_prefix_caching": True, "max_num_batched_tokens": 64}
 RESTORE = ("chunked_prefill", "prefix_caching")
-FEW_BLOCKS = 24
+FEW_BLOCKS = 20  # vLLM wants max_model_len / 16 + 1 at least
 OFF: dict[str, object] = {}
 
 
@@ -44,7 +44,11 @@ def few_blocks(checkpoint, prompts, additional_config) -> EngineResult:
             model=checkpoint,
             rounds=[prompts],
             max_tokens=40,
-            engine={"num_gpu_blocks_override": FEW_BLOCKS, "additional_config": additional_config},
+            engine={
+                "num_gpu_blocks_override": FEW_BLOCKS,
+                "max_model_len": 256,
+                "additional_config": additional_config,
+            },
         )
     )
 

@@ -21,6 +21,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 
+from kvpp_dag.errors import ConfigError
+
 MARKER = "kvpp_checkpoint.json"
 """Names the files of a checkpoint written here; a directory without it belongs to somebody else."""
 
@@ -34,7 +36,7 @@ ATTENTION_OUTPUT_SPREAD = 1.5
 MLP_OUTPUT_SPREAD = 3.0
 
 
-class CheckpointDirectoryError(Exception):
+class CheckpointDirectoryError(ConfigError):
     """The directory holds files that `write_checkpoint` did not write."""
 
 
@@ -176,7 +178,8 @@ def build_tokenizer() -> Tokenizer:
     characters = ["\n", *map(chr, range(32, 127))]
     consonants, vowels = "bcdfghjklmnpqrstvwxyz", "aeiou"
     pairs = [*product(consonants, vowels), *product(vowels, consonants)]
-    pairs += [tuple(pair) for pair in "th sh ch ph wh ck ng st tr pr ee oo".split()]
+    pairs += [("t", "h"), ("s", "h"), ("c", "h"), ("p", "h"), ("w", "h"), ("c", "k"), ("n", "g")]
+    pairs += [("s", "t"), ("t", "r"), ("p", "r"), ("e", "e"), ("o", "o")]
     tokens = [BOS, EOS, *characters, *map("".join, pairs)]
     tokenizer = Tokenizer(BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs))
     tokenizer.add_special_tokens([BOS, EOS])
