@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: demo test check format clean
+.PHONY: demo test test-all check format clean
 
 demo: $(STAMP)
 	$(BIN)/kvpp-dag demo --out out/demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+# The combinations of docs/support.md as well; about an hour and a half on two cores.
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -m ""
 
 check: $(STAMP)
 	$(BIN)/ruff check .
