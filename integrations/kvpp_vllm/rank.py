@@ -2,15 +2,22 @@
 
 import logging
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from kvpp_dag.errors import NotActiveError
-from kvpp_dag.graph import COMPUTE_STREAM, TRANSFER_STREAM
 from kvpp_dag.plan import ModelPlan, StagePlan, capacity, capacity_multiplier, plan_stage
 from kvpp_dag.plan.budget import check_fits, logical_budget, physical_blocks
-from kvpp_dag.runtime import Arena, CpuStream, ForwardPass, HostStream, Transport, allocate_zeroed
+from kvpp_dag.runtime import (
+    Arena,
+    ForwardPass,
+    Transport,
+    VerifyingTransport,
+    allocate_zeroed,
+    make_streams,
+)
 from kvpp_dag.trace import Recorder, summarize
 from kvpp_vllm.allocation import engine_views
 from kvpp_vllm.config import KvppConfig
@@ -26,11 +33,20 @@ class KvppRank:
     """The KVPP state of one worker, filled in the order in which vLLM starts one.
 
     `rank` is the rank within the KVPP group, `stage` the pipeline stage, for names of files and logs.
+    `device` is where the caches are, and decides on which streams the forwards run.
     """
 
-    def __init__(self, *, config: KvppConfig, transport: Transport, stage: int) -> None:
+    def __init__(
+        self,
+        *,
+        config: KvppConfig,
+        transport: Transport,
+        stage: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.config = config
-        self.transport = transport
+        self.transport = VerifyingTransport(transport) if config.verify_transfers else transport
+        self.device = torch.device(device)
         self.stage = stage
         self.rank = transport.rank
         self.recorder = Recorder(keep=config.trace_forwards) if config.trace_dir else None
@@ -73,7 +89,7 @@ class KvppRank:
             plan,
             rank=self.rank,
             num_blocks=kv_cache_config.num_blocks,
-            allocate=allocate_zeroed,
+            allocate=partial(allocate_zeroed, device=self.device),
         )
         return engine_views(self._arena, kv_cache_config, layout, kernel_block_sizes)
 
@@ -88,11 +104,13 @@ class KvppRank:
                 "allocate_kv_cache of the model runner's module."
             )
         timeout = self.config.timeout_s
+        streams = make_streams(self.device, timeout=2 * timeout)  # an accelerator's: not yet run
         self._forward = ForwardPass(
             arena=self._arena,
             transport=self.transport,
-            compute=HostStream(COMPUTE_STREAM, timeout=2 * timeout),
-            transfer=CpuStream(TRANSFER_STREAM, timeout=2 * timeout),
+            compute=streams.compute,
+            transfer=streams.transfer,
+            control=streams.control,
             observer=self.recorder,
             timeout=2 * timeout,
             skip_broadcasts=self.config.skip_broadcasts,
@@ -137,6 +155,7 @@ class KvppRank:
             "rank": self.rank,
             "stage": self.stage,
             "layers_owned": [bundle.layer for bundle in plan.owned(self.rank)],
+            "draft_layers": [spec.layer for spec in plan.drafts],
             "blocks": arena.num_blocks,
             "blocks_without_kvpp": capacity(plan, self._available).without,
             "capacity_multiplier": capacity_multiplier(ModelPlan(stages=(plan,))),

