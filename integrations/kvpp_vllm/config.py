@@ -14,6 +14,7 @@ class KvppConfig(BaseModel):
     `trace_dir`: an absolute directory for graph dumps and traces; nothing is written without it.
     `trace_forwards`: how many of the last forwards a trace holds.
     `timeout_s`: seconds after which a transfer that a peer has not joined is an error.
+    `verify_transfers`: look whether every transfer has arrived; slow, to check an installation.
     `skip_broadcasts`: leave every transfer out, as a control: outputs must then differ.
     """
 
@@ -21,6 +22,7 @@ class KvppConfig(BaseModel):
     trace_dir: Path | None = None
     trace_forwards: int = Field(default=64, ge=1, le=100_000)
     timeout_s: float = Field(default=60.0, gt=0, le=86_400)
+    verify_transfers: bool = False
     skip_broadcasts: bool = False
 
 

@@ -9,6 +9,6 @@ from typing import Any
 
 def has_history(scheduler_output: Any) -> bool:
     """Whether any request of this step has computed tokens: prefix hits, chunks, decodes, resumes."""
-    return any(request.num_computed_tokens > 0 for request in scheduler_output.scheduled_new_reqs) or any(
-        computed > 0 for computed in scheduler_output.scheduled_cached_reqs.num_computed_tokens
-    )
+    return any(
+        request.num_computed_tokens > 0 for request in scheduler_output.scheduled_new_reqs
+    ) or any(computed > 0 for computed in scheduler_output.scheduled_cached_reqs.num_computed_tokens)

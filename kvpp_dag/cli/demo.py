@@ -49,16 +49,16 @@ def demo(
 
 def _print(console: Console, result: "DemoResult") -> None:
     figures = result.as_json()
-    table = Table(title="12-layer MLA model, TP2, the same prompts and KV budget")
+    table = Table(title=result.setting)
     table.add_column("run")
     table.add_column("blocks", justify="right")
     table.add_column("KV bytes/rank", justify="right")
-    table.add_column("tokens as with KVPP off")
+    table.add_column("same tokens as off")
     table.add_column("seconds", justify="right")
     rows = (
         ("KVPP off", result.off, figures["kv_bytes_per_rank_off"]),
         ("KVPP on", result.on, figures["kv_bytes_per_rank_on"]),
-        ("control: no broadcast", result.control, max(s["kv_bytes"] for s in result.control.stats)),
+        ("no broadcasts", result.control, max(s["kv_bytes"] for s in result.control.stats)),
     )
     for name, run, nbytes in rows:
         table.add_row(

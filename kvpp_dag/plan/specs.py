@@ -120,6 +120,12 @@ def _reject_unsupported(targets: Sequence[CacheSpec], drafts: Sequence[CacheSpec
                 f"Layer {spec.layer!r} reports two components of one name among "
                 f"{', '.join(c.name for c in spec.components)}; give each a name of its own."
             )
+    groups = sorted({spec.group for spec in targets})
+    if len(groups) > 1:
+        raise ConfigError(
+            f"The model is hybrid: its layers are in the cache groups {', '.join(groups)}; KVPP needs "
+            "one group, so run this model with enable_kvpp off."
+        )
     for spec in targets:
         if not spec.replicated:
             raise ConfigError(
@@ -137,9 +143,3 @@ def _reject_unsupported(targets: Sequence[CacheSpec], drafts: Sequence[CacheSpec
                 f"{spec.index}; put their components in one cache spec or mark one as a draft layer."
             )
         indices[spec.index] = spec.layer
-    groups = sorted({spec.group for spec in targets})
-    if len(groups) > 1:
-        raise ConfigError(
-            f"The model is hybrid: its layers are in the cache groups {', '.join(groups)}; KVPP needs "
-            "one group, so run this model with enable_kvpp off."
-        )

@@ -4,22 +4,32 @@
 any graph whose nodes carry callables. Both take their streams, and what transfers, from outside.
 """
 
+from kvpp_dag.runtime.accelerator import AcceleratorEvent, AcceleratorStream, Completion, CurrentStream
 from kvpp_dag.runtime.arena import Arena, allocate_zeroed
+from kvpp_dag.runtime.canary import VerifyingTransport
+from kvpp_dag.runtime.compile import compile_forwards
 from kvpp_dag.runtime.executor import Executor, State
-from kvpp_dag.runtime.forward import ForwardPass, compile_forwards
+from kvpp_dag.runtime.forward import ForwardPass
+from kvpp_dag.runtime.kinds import Streams, make_streams
 from kvpp_dag.runtime.local import LocalGroup, LocalTransport
 from kvpp_dag.runtime.manual import ManualStream
 from kvpp_dag.runtime.observer import Observer
 from kvpp_dag.runtime.process_group import ProcessGroupTransport
-from kvpp_dag.runtime.streams import CpuStream, Event, HostStream, Stream
+from kvpp_dag.runtime.streams import CpuStream, Event, HostEvent, HostStream, Stream
 from kvpp_dag.runtime.transport import Transport
+from kvpp_dag.runtime.vendors import find_accelerator, group_backend
 
 __all__ = [
+    "AcceleratorEvent",
+    "AcceleratorStream",
     "Arena",
+    "Completion",
     "CpuStream",
+    "CurrentStream",
     "Event",
     "Executor",
     "ForwardPass",
+    "HostEvent",
     "HostStream",
     "LocalGroup",
     "LocalTransport",
@@ -28,7 +38,12 @@ __all__ = [
     "ProcessGroupTransport",
     "State",
     "Stream",
+    "Streams",
     "Transport",
+    "VerifyingTransport",
     "allocate_zeroed",
     "compile_forwards",
+    "find_accelerator",
+    "group_backend",
+    "make_streams",
 ]

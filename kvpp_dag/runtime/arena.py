@@ -15,9 +15,9 @@ Allocate = Callable[[int], torch.Tensor]
 """Given a number of bytes, returns a contiguous 1-D uint8 tensor of that length."""
 
 
-def allocate_zeroed(nbytes: int) -> torch.Tensor:
-    """The default allocator: zeroed host memory."""
-    return torch.zeros(nbytes, dtype=torch.uint8)
+def allocate_zeroed(nbytes: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """The default allocator: zeroed memory of `device`, the host's if none is given."""
+    return torch.zeros(nbytes, dtype=torch.uint8, device=device)
 
 
 class Arena:

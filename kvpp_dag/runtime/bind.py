@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from kvpp_dag.graph import COMPUTE_STREAM, Graph, Op, Program, Step
 from kvpp_dag.runtime.observer import Observer
@@ -40,7 +41,7 @@ class BoundProgram:
 def bind(
     program: Program,
     *,
-    streams: Mapping[str, Stream],
+    streams: Mapping[str, Stream[Any]],
     transfers: Mapping[str, Call],
     observer: Observer | None,
 ) -> BoundProgram:
@@ -56,14 +57,17 @@ def bind(
     bound = tuple(binder.hook(steps) for steps in hooks)
     events = tuple(binder.events.values())
     return BoundProgram(
-        graph=program.graph, hooks=bound, events=events, ended=Event("the end of an earlier forward")
+        graph=program.graph,
+        hooks=bound,
+        events=events,
+        ended=streams[COMPUTE_STREAM].event("the end of an earlier forward"),
     )
 
 
 class _Binder:
     def __init__(
         self,
-        streams: Mapping[str, Stream],
+        streams: Mapping[str, Stream[Any]],
         transfers: Mapping[str, Call],
         observer: Observer | None,
     ) -> None:
@@ -85,18 +89,18 @@ class _Binder:
             case Op.LAUNCH:
                 return self._launch(step, stream)
             case Op.RECORD:
-                record = partial(stream.record, self._event(step.node))
+                record = partial(stream.record, self._event(step.node, stream))
                 if self.observer is None:
                     return (record,)
                 # Reported first: once the event is reached, the host may end the forward.
                 return (partial(stream.launch, partial(_recorded, self.observer, step.node)), record)
             case Op.WAIT:
-                wait = partial(stream.wait, self._event(step.node))
+                wait = partial(stream.wait, self._event(step.node, stream))
                 if self.observer is None or step.stream != COMPUTE_STREAM:
                     return (wait,)
                 return (partial(_timed_wait, self.observer, step.node, wait),)
 
-    def _launch(self, step: Step, stream: Stream) -> tuple[Call, ...]:
+    def _launch(self, step: Step, stream: Stream[Any]) -> tuple[Call, ...]:
         work = self.transfers[step.node]
         if self.observer is None:
             return (partial(stream.launch, work),)
@@ -104,8 +108,10 @@ class _Binder:
         timed = partial(_timed_run, self.observer, step.node, work)
         return (submitted, partial(stream.launch, timed))
 
-    def _event(self, node: str) -> Event:
-        return self.events.setdefault(node, Event(node))
+    def _event(self, node: str, stream: Stream[Any]) -> Event:
+        if node not in self.events:
+            self.events[node] = stream.event(node)
+        return self.events[node]
 
 
 def _blocks_host(step: Step) -> bool:

@@ -19,10 +19,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
 from kvpp_dag.errors import ConfigError, NodeError, TransferError, UnsoundGraphError
 from kvpp_dag.graph import Graph, Kind, Node, verify_alone
 from kvpp_dag.graph.order import Cycle, order_of
+from kvpp_dag.runtime.accelerator import AcceleratorStream, CurrentStream
 from kvpp_dag.runtime.streams import Stream
 
 Kernel = Callable[[], object]
@@ -47,7 +49,7 @@ class Executor:
     thread would block the event loop.
     """
 
-    def __init__(self, streams: Mapping[str, Stream]) -> None:
+    def __init__(self, streams: Mapping[str, Stream[Any]]) -> None:
         self._streams = streams
 
     async def run(self, graph: Graph, kernels: Mapping[str, Kernel]) -> dict[str, State]:
@@ -80,6 +82,11 @@ class Executor:
                 raise ConfigError(
                     f"Node {node.id!r} runs on stream {node.stream!r}; this executor has: {known}."
                 )
+            if isinstance(self._streams[node.stream], CurrentStream | AcceleratorStream):
+                raise ConfigError(
+                    f"Stream {node.stream!r} is an accelerator's, where a kernel that has returned has not "
+                    "run yet; the executor needs streams that run work on threads of their own."
+                )
             failure = self._streams[node.stream].error
             if failure is not None:  # it would skip the node, and the run would never end
                 raise TransferError(
@@ -91,7 +98,7 @@ class _Run:
     """One run of one graph. Everything but `_execute` happens on the event loop's thread."""
 
     def __init__(
-        self, graph: Graph, kernels: Mapping[str, Kernel], streams: Mapping[str, Stream]
+        self, graph: Graph, kernels: Mapping[str, Kernel], streams: Mapping[str, Stream[Any]]
     ) -> None:
         order = order_of((graph,))
         if isinstance(order, Cycle):

@@ -15,6 +15,7 @@ until `abort` drains it.
 import hashlib
 import struct
 import time
+from typing import Any
 
 from kvpp_dag.errors import (
     ConfigError,
@@ -22,23 +23,14 @@ from kvpp_dag.errors import (
     OrderError,
     ReentryError,
     TransferError,
-    UnsoundGraphError,
 )
-from kvpp_dag.graph import (
-    COMPUTE_STREAM,
-    TRANSFER_STREAM,
-    Graph,
-    Policy,
-    build_forward,
-    ensure_sound,
-    lower,
-)
-from kvpp_dag.graph.verify import collective_order
-from kvpp_dag.plan import StagePlan
+from kvpp_dag.graph import COMPUTE_STREAM, TRANSFER_STREAM, Policy, lower
+from kvpp_dag.runtime.accelerator import CurrentStream
 from kvpp_dag.runtime.arena import Arena
 from kvpp_dag.runtime.bind import BoundProgram, Call, bind
+from kvpp_dag.runtime.compile import compile_forwards
 from kvpp_dag.runtime.observer import Observer
-from kvpp_dag.runtime.streams import Stream
+from kvpp_dag.runtime.streams import E, Stream
 from kvpp_dag.runtime.transport import Transport
 
 GENERATIONS = 2
@@ -50,6 +42,8 @@ class ForwardPass:
 
     All graphs are compiled and verified here, before anything runs: UnsoundGraphError if one has a
     race or a deadlock, ConfigError if `arena` and `transport` are not those of one rank.
+    `control` is where the ranks compare their forwards before the first transfer: the transfer stream, if
+    none is given, which on an accelerator would block the host. `observer` needs host streams.
     `skip_broadcasts` leaves every transfer out but keeps the events: the control that shows whether an
     output depends on the transfers. `timeout` (seconds) bounds an abort.
     """
@@ -59,8 +53,9 @@ class ForwardPass:
         *,
         arena: Arena,
         transport: Transport,
-        compute: Stream,
-        transfer: Stream,
+        compute: Stream[E],
+        transfer: Stream[E],
+        control: Stream[Any] | None = None,
         policy: Policy = Policy.ON_ACQUIRE,
         observer: Observer | None = None,
         timeout: float = 60.0,
@@ -73,12 +68,20 @@ class ForwardPass:
                 f"The arena is that of rank {self.rank} of {self.plan.ranks}, but the transport is that "
                 f"of rank {transport.rank} of {transport.size}; both must belong to one rank."
             )
+        if observer is not None and isinstance(compute, CurrentStream):
+            raise ConfigError(
+                "An observer was given, but the streams are those of an accelerator, where the host knows "
+                "when work is submitted and not when it runs; trace on host streams."
+            )
         self.graphs = compile_forwards(self.plan, self.rank, arena.num_blocks, policy)
         self.forwards = 0
         self.forwards_with_history = 0
         self._layers = len(self.plan.bundles)
         self._transport = transport
-        self._compute, self._transfer = compute, transfer
+        self._compute: Stream[Any] = compute
+        self._transfer: Stream[Any] = transfer
+        self._control = control or transfer
+        self._agreed = None if control is None else control.event("the comparison of the forwards")
         self._observer = observer
         self._timeout = timeout
         self._signature = bytes.fromhex(self.plan.layout_hash)
@@ -130,8 +133,8 @@ class ForwardPass:
 
         `history` is whether any real request has computed tokens; all ranks must say the same. Raises
         ReentryError while another forward is in flight, whose pending work is kept, and TransferError
-        if an earlier failure left the group unusable. On an asynchronous compute stream it waits until
-        at most one forward is left there.
+        if an earlier failure left the group unusable. On an accelerator the host waits here until at most
+        one forward is left on the compute stream, and learns of a device that failed or hangs.
         """
         if self._active:
             raise ReentryError(
@@ -154,7 +157,9 @@ class ForwardPass:
             self._mark = time.perf_counter_ns()
             self._observer.forward_began(self.forwards, self._program.graph, self._mark)
         if history and self._sends:
-            self._transfer.launch(self._agree)
+            self._control.launch(self._agree)
+            if self._agreed is not None:
+                self._control.record(self._agreed)
         self._run_hook()
 
     def acquire(self, layer: int) -> None:
@@ -172,6 +177,8 @@ class ForwardPass:
         if self._observer is not None:
             self._computed("prologue" if layer == 0 else f"compute[{layer - 1}]")
         try:
+            if self._agreed is not None and self._control.error is not None:
+                raise self._control.error
             self._run_hook()
         except TransferError as error:
             raise type(error)(
@@ -198,7 +205,8 @@ class ForwardPass:
     def end(self) -> None:
         """End the forward. Raises CoverageError, naming them, if layers were not acquired or released.
 
-        The forward stays in flight then, and `abort` drains it.
+        With a control stream of its own the comparison with the other ranks is awaited here at the latest,
+        and raises as `acquire` does. The forward stays in flight after an error, and `abort` drains it.
         """
         if not self._active:
             raise OrderError(f"Rank {self.rank} ended a forward that was never begun.")
@@ -213,6 +221,8 @@ class ForwardPass:
             )
         if self._observer is not None and self._layers:
             self._computed(f"compute[{self._layers - 1}]")
+        if self._agreed is not None:
+            self._agreed.synchronize(self._timeout)
         self._run_hook()
         self._finish(None)
 
@@ -226,6 +236,8 @@ class ForwardPass:
         if not self._active:
             return
         try:
+            if self._agreed is not None:
+                self._agreed.synchronize(self._timeout)
             if self._transfer.error is None:
                 for hook in self._program.hooks[self._cursor :]:
                     for step in hook.drain:
@@ -279,24 +291,6 @@ class ForwardPass:
         else:
             state = f"all {self._layers} layers are done"
         return f"Rank {self.rank} called {hook}({layer}) out of turn: {state}."
-
-
-def compile_forwards(plan: StagePlan, rank: int, num_blocks: int, policy: Policy) -> tuple[Graph, Graph]:
-    """The graphs of `rank` without and with history, in that order, verified.
-
-    Raises UnsoundGraphError if either has a race or deadlock, alone or across two consecutive forwards
-    in any order, or if the ranks would issue different collectives.
-    """
-
-    def build(of_rank: int, history: bool) -> Graph:
-        return build_forward(plan, rank=of_rank, num_blocks=num_blocks, history=history, policy=policy)
-
-    graphs = (build(rank, False), build(rank, True))
-    ensure_sound(graphs)
-    findings = tuple(collective_order([build(r, True) for r in range(plan.ranks)]))
-    if findings:
-        raise UnsoundGraphError(findings[0].message, findings)
-    return graphs
 
 
 def _nothing() -> None:

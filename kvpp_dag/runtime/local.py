@@ -1,9 +1,15 @@
-"""Transport between ranks that are threads of one process: for tests and single-device checks."""
+"""Transport between ranks that are threads of one process: for tests and single-device checks.
+
+On host memory a collective is done when it returns. On an accelerator the ranks' hosts meet to submit it,
+and events order the copies: each receiver's stream waits for the owner's, copies, and the owner's stream
+waits for all receivers, as in a collective of two devices.
+"""
 
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -11,12 +17,21 @@ from kvpp_dag.errors import ConfigError, DivergenceError, TransferError
 from kvpp_dag.runtime.transport import as_bytes
 
 
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What the owner brings: its bytes and, on an accelerator, events that it records and waits for."""
+
+    flat: torch.Tensor
+    sent: torch.Event | None = None
+    taken: tuple[torch.Event, ...] = ()
+
+
 @dataclass(kw_only=True)
 class _Meeting:
     """One collective: what the first rank to arrive brought, and who has arrived and left."""
 
     what: tuple[str, object]
-    source: torch.Tensor | None = None
+    source: Source | None = None
     arrived: set[int] = field(default_factory=set)
     left: int = 0
     failed: str | None = None
@@ -35,7 +50,7 @@ class LocalGroup:
         self.size = size
         self.timeout = timeout
         self._changed = threading.Condition()
-        self._meetings: dict[int, _Meeting] = {}
+        self._meetings: dict[tuple[str, int], _Meeting] = {}
 
     def transport(self, rank: int) -> "LocalTransport":
         """The transport of one rank."""
@@ -47,12 +62,17 @@ class LocalGroup:
         rank: int,
         sequence: int,
         what: tuple[str, object],
-        source: torch.Tensor | None,
-        take: Callable[[torch.Tensor], object] | None,
+        source: Source | None = None,
+        take: Callable[[Source], object] | None = None,
     ) -> None:
-        """Join collective number `sequence` as `rank`; returns when every rank has what it needs."""
+        """Join number `sequence` of the collectives of one kind, `what[0]`, as `rank`.
+
+        Returns when every rank has what it needs. Kinds are counted apart, since a rank may run them on
+        different threads.
+        """
+        key = (what[0], sequence)
         with self._changed:
-            meeting = self._meetings.setdefault(sequence, _Meeting(what=what))
+            meeting = self._meetings.setdefault(key, _Meeting(what=what))
             if meeting.what != what:
                 meeting.failed = f"rank {rank} came with {what}, another with {meeting.what}"
             meeting.arrived.add(rank)
@@ -66,7 +86,7 @@ class LocalGroup:
             meeting.left += 1
             self._changed.notify_all()
             self._await(lambda: meeting.left == self.size, meeting, rank, sequence)
-            self._meetings.pop(sequence, None)
+            self._meetings.pop(key, None)
 
     def _await(self, done: Callable[[], bool], meeting: _Meeting, rank: int, sequence: int) -> None:
         deadline = time.monotonic() + self.timeout
@@ -91,28 +111,48 @@ class LocalTransport:
         self.group = group
         self.rank = rank
         self.size = group.size
-        self._sequence = 0
+        self._sequence = {"agree": 0, "broadcast": 0}
 
     def prepare(self, view: torch.Tensor, owner: int) -> Callable[[], None]:
         """The broadcast of `view` from `owner`: every other rank copies from the owner's memory."""
         flat = as_bytes(view, f"the cache sent by rank {owner}")
-        owned = owner == self.rank
         what = ("broadcast", (owner, flat.numel()))
-
-        def broadcast() -> None:
-            self._meet(what, flat if owned else None, None if owned else flat.copy_)
-
-        return broadcast
+        if owner != self.rank:
+            return partial(self._meet, what, take=partial(_take, self.rank, flat))
+        if flat.device.type == "cpu":
+            return partial(self._meet, what, source=Source(flat=flat))
+        taken = tuple(torch.Event(flat.device) for _ in range(self.size))
+        return partial(self._send, what, Source(flat=flat, sent=torch.Event(flat.device), taken=taken))
 
     def agree(self, token: bytes) -> None:
         """Meet with `token`; ranks with different tokens diverge."""
-        self._meet(("agree", token), None, None)
+        self._meet(("agree", token))
+
+    def _send(self, what: tuple[str, object], source: Source) -> None:
+        """Send from an accelerator: the current stream goes on when every receiver's copy has run."""
+        if source.sent is not None:
+            source.sent.record()
+        self._meet(what, source=source)
+        for rank, event in enumerate(source.taken):
+            if rank != self.rank:
+                event.wait()
 
     def _meet(
         self,
         what: tuple[str, object],
-        source: torch.Tensor | None,
-        take: Callable[[torch.Tensor], object] | None,
+        *,
+        source: Source | None = None,
+        take: Callable[[Source], object] | None = None,
     ) -> None:
-        self._sequence += 1
-        self.group.meet(rank=self.rank, sequence=self._sequence, what=what, source=source, take=take)
+        self._sequence[what[0]] += 1
+        sequence = self._sequence[what[0]]
+        self.group.meet(rank=self.rank, sequence=sequence, what=what, source=source, take=take)
+
+
+def _take(rank: int, flat: torch.Tensor, source: Source) -> None:
+    """Receive into `flat`; on an accelerator, submit that to the current stream."""
+    if source.sent is not None:
+        source.sent.wait()
+    flat.copy_(source.flat, non_blocking=True)
+    if source.sent is not None:
+        source.taken[rank].record()

@@ -3,7 +3,7 @@
 from collections import deque
 
 from kvpp_dag.errors import TransferError
-from kvpp_dag.runtime.streams import Event, Work, _Wait
+from kvpp_dag.runtime.streams import HostEvent, Work, _Wait
 
 
 class ManualStream:
@@ -12,21 +12,25 @@ class ManualStream:
     def __init__(self, name: str) -> None:
         self.name = name
         self.error: BaseException | None = None
-        self._items: deque[Work | Event | _Wait] = deque()
+        self._items: deque[Work | HostEvent | _Wait] = deque()
 
     def __len__(self) -> int:
         return len(self._items)
+
+    def event(self, name: str) -> HostEvent:
+        """A new event."""
+        return HostEvent(name)
 
     def launch(self, work: Work) -> None:
         """Queue `work`."""
         self._items.append(work)
 
-    def record(self, event: Event) -> None:
+    def record(self, event: HostEvent) -> None:
         """Queue the record of `event`."""
         event.reset()
         self._items.append(event)
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: HostEvent) -> None:
         """Queue a wait for `event`."""
         self._items.append(event.waiter)
 
@@ -39,7 +43,7 @@ class ManualStream:
             if not item.event.query():
                 return False
             self.error = self.error or item.event.error
-        elif isinstance(item, Event):
+        elif isinstance(item, HostEvent):
             item.settle(self.error)
         elif self.error is None:
             try:

@@ -14,6 +14,8 @@ class ProcessGroupTransport:
 
     The group must serve nothing else, or its collectives could interleave with the engine's in
     different orders on different ranks. Its timeout, set where it is created, bounds every transfer.
+    For device tensors it needs a backend of the device beside gloo, which serves `agree`: see
+    `group_backend`. A broadcast of such a tensor is submitted to the current stream and returns.
     """
 
     def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:

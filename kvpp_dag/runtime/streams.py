@@ -1,4 +1,4 @@
-"""Streams and events of the host: `cpu` (a FIFO worker thread) and `host` (the calling thread).
+"""What a stream and an event are, and those of the host: a FIFO worker thread, and the calling thread.
 
 A stream runs what it is given in order. An event marks a point of a stream; another stream, or the
 host, can wait for it. Once work on a stream has failed, the stream skips all later work, and every
@@ -8,15 +8,59 @@ event recorded on it from then on carries the error to whoever waits.
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kvpp_dag.errors import TransferError
 
 Work = Callable[[], object]
 
 
-class Event:
-    """A point of a host stream. Reusable once every wait on its last record has returned."""
+class Event(Protocol):
+    """A point of a stream. Reusable once every wait on its last record has returned."""
+
+    name: str
+
+    def query(self) -> bool:
+        """Whether the point was reached, without waiting."""
+
+    def synchronize(self, timeout: float) -> None:
+        """Block the host until the point is reached.
+
+        Raises the stream's error if it failed before this point, and TransferError after `timeout`
+        seconds.
+        """
+
+
+E = TypeVar("E", bound=Event)
+
+
+class Stream(Protocol[E]):
+    """A FIFO queue of work, whose events are of kind `E`."""
+
+    name: str
+
+    @property
+    def error(self) -> BaseException | None:
+        """What made the stream fail, or None."""
+
+    def event(self, name: str) -> E:
+        """A new event that this stream, and others of its kind, can record and wait for."""
+
+    def launch(self, work: Work) -> None:
+        """Run `work` after everything submitted before."""
+
+    def record(self, event: E) -> None:
+        """Let `event` be reached once everything submitted before has run."""
+
+    def wait(self, event: E) -> None:
+        """Let nothing submitted later run before `event` is reached."""
+
+    def synchronize(self, timeout: float) -> None:
+        """Block the host until everything submitted so far has run; raise the stream's error."""
+
+
+class HostEvent:
+    """An event of a host stream."""
 
     __slots__ = ("_done", "error", "name", "waiter")
 
@@ -42,11 +86,7 @@ class Event:
         return self._done.is_set()
 
     def synchronize(self, timeout: float) -> None:
-        """Block the host until the point is reached.
-
-        Raises the stream's error if it failed before this point, and TransferError after `timeout`
-        seconds.
-        """
+        """Block the host; raises as every event does."""
         if not self._done.is_set() and not self._done.wait(timeout):
             raise TransferError(
                 f"{self.name} was not reached within {timeout:g} s; a peer may have died or run "
@@ -61,30 +101,8 @@ class _Wait:
 
     __slots__ = ("event",)
 
-    def __init__(self, event: Event) -> None:
+    def __init__(self, event: HostEvent) -> None:
         self.event = event
-
-
-class Stream(Protocol):
-    """A FIFO queue of work."""
-
-    name: str
-
-    @property
-    def error(self) -> BaseException | None:
-        """What made the stream fail, or None."""
-
-    def launch(self, work: Work) -> None:
-        """Run `work` after everything submitted before."""
-
-    def record(self, event: Event) -> None:
-        """Let `event` be reached once everything submitted before has run."""
-
-    def wait(self, event: Event) -> None:
-        """Let nothing submitted later run before `event` is reached."""
-
-    def synchronize(self, timeout: float) -> None:
-        """Block the host until everything submitted so far has run; raise the stream's error."""
 
 
 class HostStream:
@@ -99,17 +117,21 @@ class HostStream:
         self.name = name
         self._timeout = timeout
 
+    def event(self, name: str) -> HostEvent:
+        """A new event."""
+        return HostEvent(name)
+
     def launch(self, work: Work) -> None:
         """Run `work` now."""
         work()
 
-    def record(self, event: Event) -> None:
+    def record(self, event: HostEvent) -> None:
         """Reach `event` now: everything before it has run already."""
         event.reset()
         event.settle(None)
 
-    def wait(self, event: Event) -> None:
-        """Block until `event` is reached; raises as `Event.synchronize` does."""
+    def wait(self, event: HostEvent) -> None:
+        """Block until `event` is reached; raises as the event does."""
         event.synchronize(self._timeout)
 
     def synchronize(self, timeout: float) -> None:
@@ -123,26 +145,30 @@ class CpuStream:
         self.name = name
         self.error: BaseException | None = None
         self._timeout = timeout
-        self._queue: SimpleQueue[Work | Event | _Wait | None] = SimpleQueue()
+        self._queue: SimpleQueue[Work | HostEvent | _Wait | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"kvpp-{name}", daemon=True)
         self._thread.start()
+
+    def event(self, name: str) -> HostEvent:
+        """A new event."""
+        return HostEvent(name)
 
     def launch(self, work: Work) -> None:
         """Run `work` on the worker after everything submitted before."""
         self._queue.put(work)
 
-    def record(self, event: Event) -> None:
+    def record(self, event: HostEvent) -> None:
         """Let `event` be reached once everything submitted before has run."""
         event.reset()
         self._queue.put(event)
 
-    def wait(self, event: Event) -> None:
+    def wait(self, event: HostEvent) -> None:
         """Let nothing submitted later run before `event` is reached."""
         self._queue.put(event.waiter)
 
     def synchronize(self, timeout: float) -> None:
         """Block until the worker is idle. Raises its error, or TransferError after `timeout` s."""
-        event = Event(f"the end of stream {self.name!r}")
+        event = self.event(f"the end of stream {self.name!r}")
         self.record(event)
         event.synchronize(timeout)
 
@@ -153,7 +179,7 @@ class CpuStream:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            if isinstance(item, Event):
+            if isinstance(item, HostEvent):
                 item.settle(self.error)
             elif self.error is None:
                 try:

@@ -25,8 +25,8 @@ from kvpp_dag.runtime import (
     HostStream,
     LocalGroup,
     ManualStream,
+    compile,
     compile_forwards,
-    forward,
 )
 from tests.runtime_support import NUM_BLOCKS, make_engine, small_plan, small_specs
 
@@ -354,14 +354,23 @@ def test_what_is_no_transfer_error_comes_through_as_it_is(kvpp, transport):
         kvpp.begin(history=True)
 
 
-def impatient(transport, timeout):
+class Impatient(HostStream):
+    """A compute stream whose waits time out at once, until told otherwise."""
+
+    patience = 0.1
+
+    def wait(self, event):
+        event.synchronize(self.patience)
+
+
+def impatient(transport, abort_within):
     arena = Arena(small_plan(LAYERS, 2), rank=0, num_blocks=NUM_BLOCKS)
     return ForwardPass(
         arena=arena,
         transport=transport,
-        compute=HostStream("compute", timeout=timeout),
+        compute=Impatient("compute", timeout=SOON),
         transfer=CpuStream("transfer", timeout=SOON),
-        timeout=timeout,
+        timeout=abort_within,
     )
 
 
@@ -376,14 +385,15 @@ def test_a_transfer_that_hangs_is_an_error_within_the_timeout_and_so_is_its_abor
         kvpp.begin(history=True)
 
 
-def test_a_transfer_that_was_only_slow_can_be_aborted_and_repeated(transport):
-    kvpp = impatient(transport, 0.1)
+def test_a_transfer_that_was_only_slow_can_be_aborted_and_repeated(transport, monkeypatch):
+    kvpp = impatient(transport, SOON)
     transport.gate.clear()
     kvpp.begin(history=True)
     with pytest.raises(TransferError):
         kvpp.acquire(0)
     transport.gate.set()
     kvpp.abort()
+    monkeypatch.setattr(Impatient, "patience", SOON)
     go_through(kvpp)
     assert transport.calls == ["agree", *range(LAYERS)] * 2
 
@@ -438,9 +448,9 @@ def test_an_unsound_graph_is_refused_before_anything_runs(monkeypatch):
         nodes = [replace(n, after=(), stream="other") if n.id == "ready[2]" else n for n in graph.nodes]
         return replace(graph, nodes=tuple(nodes))
 
-    build = forward.build_forward
+    build = compile.build_forward
     compile_forwards(small_plan(7, 2), 1, NUM_BLOCKS, Policy.ON_ACQUIRE)
-    monkeypatch.setattr(forward, "build_forward", careless)
+    monkeypatch.setattr(compile, "build_forward", careless)
     with pytest.raises(UnsoundGraphError, match="race on scratch"):
         compile_forwards(small_plan(7, 2), 1, NUM_BLOCKS, Policy.ON_ACQUIRE)
 

@@ -136,7 +136,7 @@ def test_a_peer_that_died_is_an_error_within_the_timeout(layer):
 
 
 def test_the_ranks_that_are_left_all_notice_a_death():
-    *survivors, dead = run_group("gloo", 3, partial(die, layer=1, dying=2), timeout=2.0)
+    *survivors, dead = run_group("gloo", 3, partial(die, layer=1, dying=2), timeout=5.0)
     assert isinstance(dead, Died)
     for failure, later, _ in survivors:
         assert failure.startswith("failed: ")

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from kvpp_dag.errors import TransferError
-from kvpp_dag.runtime import CpuStream, Event, HostStream, ManualStream
+from kvpp_dag.runtime import CpuStream, HostEvent, HostStream, ManualStream
 
 SOON = 20.0
 """Seconds that a test waits for what must happen."""
@@ -40,7 +40,7 @@ def test_cpu_stream_runs_in_order_on_a_thread_of_its_own(cpu):
 
 
 def test_an_event_is_reached_after_what_was_submitted_before_it(cpu):
-    stream, gate, event = cpu(), threading.Event(), Event("e")
+    stream, gate, event = cpu(), threading.Event(), HostEvent("e")
     stream.launch(lambda: gate.wait(SOON))
     stream.record(event)
     assert not event.query()
@@ -50,11 +50,11 @@ def test_an_event_is_reached_after_what_was_submitted_before_it(cpu):
 
 
 def test_a_wait_holds_back_only_what_comes_after_it(cpu):
-    first, second, gate, event, ran = cpu(), cpu(), threading.Event(), Event("e"), []
+    first, second, gate, event, ran = cpu(), cpu(), threading.Event(), HostEvent("e"), []
     first.launch(lambda: gate.wait(SOON))
     first.launch(lambda: ran.append("first"))
     first.record(event)
-    before = Event("before the wait")
+    before = HostEvent("before the wait")
     second.record(before)
     second.wait(event)
     second.launch(lambda: ran.append("second"))
@@ -67,12 +67,12 @@ def test_a_wait_holds_back_only_what_comes_after_it(cpu):
 
 def test_an_event_never_recorded_holds_nobody_back(cpu):
     stream = cpu()
-    stream.wait(Event("e"))
+    stream.wait(HostEvent("e"))
     stream.synchronize(SOON)
 
 
 def test_an_event_can_be_recorded_again(cpu):
-    stream, event = cpu(), Event("e")
+    stream, event = cpu(), HostEvent("e")
     for _ in range(3):
         gate = threading.Event()
         stream.launch(lambda gate=gate: gate.wait(SOON))
@@ -83,7 +83,7 @@ def test_an_event_can_be_recorded_again(cpu):
 
 
 def test_after_an_error_a_stream_skips_work_and_every_later_event_carries_the_error(cpu):
-    stream, ran, before, after = cpu(), [], Event("before"), Event("after")
+    stream, ran, before, after = cpu(), [], HostEvent("before"), HostEvent("after")
     stream.record(before)
     stream.launch(fail)
     stream.launch(lambda: ran.append("later"))
@@ -97,7 +97,7 @@ def test_after_an_error_a_stream_skips_work_and_every_later_event_carries_the_er
 
 
 def test_an_error_travels_over_a_wait_to_another_stream(cpu):
-    first, second, event, ran = cpu(), cpu(), Event("e"), []
+    first, second, event, ran = cpu(), cpu(), HostEvent("e"), []
     first.launch(fail)
     first.record(event)
     second.launch(lambda: ran.append("before"))
@@ -109,7 +109,7 @@ def test_an_error_travels_over_a_wait_to_another_stream(cpu):
 
 
 def test_a_recorded_again_event_forgets_an_error():
-    event, stream = Event("e"), HostStream("h", timeout=SOON)
+    event, stream = HostEvent("e"), HostStream("h", timeout=SOON)
     event.settle(ArithmeticError("old"))
     with pytest.raises(ArithmeticError):
         event.synchronize(SOON)
@@ -129,7 +129,7 @@ def test_a_stream_that_raises_what_is_no_exception_still_reports_it(cpu):
 
 
 def test_waiting_too_long_is_a_transfer_error_and_not_a_hang(cpu):
-    stream, gate, late = cpu(), threading.Event(), Event("completion[3]")
+    stream, gate, late = cpu(), threading.Event(), HostEvent("completion[3]")
     stream.launch(lambda: gate.wait(SOON))
     stream.record(late)
     impatient, host, ran = cpu("impatient", 0.05), HostStream("host", timeout=0.05), []
@@ -160,7 +160,7 @@ def test_close_runs_what_was_submitted_and_ends_the_worker():
 
 
 def test_host_stream_is_the_calling_thread():
-    host, event, threads = HostStream("host", timeout=SOON), Event("e"), []
+    host, event, threads = HostStream("host", timeout=SOON), HostEvent("e"), []
     host.launch(lambda: threads.append(threading.get_ident()))
     assert threads == [threading.get_ident()]
     host.record(event)
@@ -172,7 +172,7 @@ def test_host_stream_is_the_calling_thread():
 
 
 def test_manual_stream_moves_only_when_stepped():
-    stream, ran, event = ManualStream("m"), [], Event("e")
+    stream, ran, event = ManualStream("m"), [], HostEvent("e")
     stream.launch(lambda: ran.append(1))
     stream.record(event)
     stream.launch(lambda: ran.append(2))
@@ -187,7 +187,7 @@ def test_manual_stream_moves_only_when_stepped():
 
 
 def test_manual_stream_does_not_step_over_a_wait():
-    first, second, event, ran = ManualStream("a"), ManualStream("b"), Event("e"), []
+    first, second, event, ran = ManualStream("a"), ManualStream("b"), HostEvent("e"), []
     first.record(event)
     second.wait(event)
     second.launch(lambda: ran.append("after"))
@@ -200,7 +200,7 @@ def test_manual_stream_does_not_step_over_a_wait():
 
 
 def test_manual_stream_skips_after_an_error_and_passes_it_on():
-    first, second, event, ran = ManualStream("a"), ManualStream("b"), Event("e"), []
+    first, second, event, ran = ManualStream("a"), ManualStream("b"), HostEvent("e"), []
     first.launch(fail)
     first.launch(lambda: ran.append("first"))
     first.record(event)

@@ -18,7 +18,7 @@ from typing import Any
 from kvpp_dag.errors import ConfigError, KvppError
 from kvpp_dag.trace import merge_chrome
 from kvpp_vllm.demo.checkpoint import write_checkpoint
-from kvpp_vllm.demo.engine import environment
+from kvpp_vllm.demo.engine import KV_CACHE_BYTES, environment
 
 RANKS = 2
 LAYERS = 12
@@ -56,6 +56,11 @@ class DemoResult:
     on: Run
     control: Run
     dumps: list[str]
+
+    @property
+    def setting(self) -> str:
+        """What all three runs have in common, for a title."""
+        return f"MLA model of {LAYERS} layers, TP{RANKS}, {KV_CACHE_BYTES >> 20} MiB of KV cache a rank"
 
     @property
     def identical(self) -> bool:
