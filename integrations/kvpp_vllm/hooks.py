@@ -1,57 +1,87 @@
-"""The per-layer hooks: acquire before a layer's first cache access, release after its last."""
+"""The per-layer hooks: acquire before a bundle's first access, release after its last."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvpp_dag.errors import NotActiveError
-from kvpp_dag.plan import StagePlan
+from kvpp_dag.plan import Bundle
 from kvpp_dag.runtime import ForwardPass
+from kvpp_vllm.attention import Attention, attention_of
+from kvpp_vllm.seams import check_seams
+
+Method = Callable[..., Any]
 
 
 def hook_layers(forward: ForwardPass, layers: Mapping[str, Any]) -> None:
-    """Hook every target layer of the plan; `layers` are the engine's attention modules by name.
+    """Hook every target layer of the plan; `layers` are the engine's modules with a cache, by name.
 
     Only these instances are touched: draft layers, and other models of the process, never call a hook.
-    Raises NotActiveError for a layer whose class lacks a seam.
+    Raises NotActiveError for a layer whose class is unknown or lacks a seam.
     """
-    for ordinal, names in enumerate(_names(forward.plan)):
-        for name in names:
-            layer = layers[name]
-            before = _method(layer, name, "prepare_kv_cache_update")
-            attend = _method(layer, name, "forward_impl")
-            layer.prepare_kv_cache_update = _acquiring(forward, ordinal, before)
-            layer.forward_impl = _releasing(forward, ordinal, attend)
+    for bundle in forward.plan.bundles:
+        layer = layers[bundle.layer]
+        attention = attention_of(layer, bundle.layer)
+        for path in _acquiring_methods(attention, bundle, layer, layers):
+            _wrap(layer, bundle.layer, path, _acquiring, forward, bundle.ordinal)
+        _wrap(layer, bundle.layer, attention.release, _releasing, forward, bundle.ordinal)
 
 
-def _names(plan: StagePlan) -> list[list[str]]:
-    return [[c.name for c in bundle.spec.components] for bundle in plan.bundles]
+def _acquiring_methods(
+    attention: Attention, bundle: Bundle, layer: Any, layers: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Methods that may be the first to touch the bundle, their seams checked."""
+    check_seams(attention.seams)
+    others = [c.name for c in bundle.spec.components if c.name != bundle.layer]
+    if not others:
+        return attention.acquire
+    indexer_cache = getattr(getattr(layer, "indexer", None), "k_cache", None)
+    if [layers[name] for name in others] != [indexer_cache]:
+        raise NotActiveError(
+            f"KVPP was asked for and cannot be active: layer {bundle.layer!r} shares its index with the "
+            f"caches {', '.join(others)}; expected one, that of its own indexer, since it is not known "
+            "when anything else is used. Run this model with enable_kvpp off."
+        )
+    check_seams(attention.seams_indexer)
+    return (*attention.acquire_indexer, *attention.acquire)
 
 
-def _method(layer: Any, name: str, method: str) -> Callable[..., Any]:
-    found = getattr(layer, method, None)
-    if not callable(found):
+def _wrap(
+    layer: Any,
+    name: str,
+    path: str,
+    wrapper: Callable[[ForwardPass, int, Method], Method],
+    forward: ForwardPass,
+    ordinal: int,
+) -> None:
+    """Replace the method at `path` by its wrapped self, on this layer's own objects."""
+    *parts, method = path.split(".")
+    owner = layer
+    for part in parts:
+        owner = getattr(owner, part, None)
+    original = getattr(owner, method, None)
+    if not callable(original):
         raise NotActiveError(
             f"KVPP was asked for and cannot be active: layer {name!r} is a {type(layer).__name__}, "
-            f"which has no {method}; its cache would be used without waiting for it."
+            f"which has no {path}; its cache would be used without waiting for it."
         )
-    return found  # type: ignore[no-any-return]
+    setattr(owner, method, wrapper(forward, ordinal, original))
 
 
-def _acquiring(forward: ForwardPass, ordinal: int, original: Callable[..., Any]) -> Callable[..., Any]:
-    def prepare_kv_cache_update(*args: Any, **kwargs: Any) -> Any:
+def _acquiring(forward: ForwardPass, ordinal: int, original: Method) -> Method:
+    def acquire_first(*args: Any, **kwargs: Any) -> Any:
         # Dummy and profiling runs call layers outside any forward; they have no history to wait for.
         if forward.active:
             forward.acquire(ordinal)
         return original(*args, **kwargs)
 
-    return prepare_kv_cache_update
+    return acquire_first
 
 
-def _releasing(forward: ForwardPass, ordinal: int, original: Callable[..., Any]) -> Callable[..., Any]:
-    def forward_impl(*args: Any, **kwargs: Any) -> Any:
+def _releasing(forward: ForwardPass, ordinal: int, original: Method) -> Method:
+    def release_after(*args: Any, **kwargs: Any) -> Any:
         output = original(*args, **kwargs)
         if forward.active:
             forward.release(ordinal)
         return output
 
-    return forward_impl
+    return release_after

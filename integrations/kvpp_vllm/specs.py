@@ -15,8 +15,8 @@ def cache_specs(
     """Cache specs of one worker from its layer-name to KVCacheSpec mapping.
 
     vLLM counts an indexer as a layer of its own; caches of one layer index become the components of one
-    bundle, named by vLLM's layer names. `drafts` are the names that the engine's speculator owns;
-    `shared` maps layers without a cache of their own to the one they use.
+    bundle, named by vLLM's layer names, the main cache first. `drafts` are the names that the engine's
+    speculator owns; `shared` maps layers without a cache of their own to the one they use.
     """
     from vllm.model_executor.models.utils import extract_layer_index  # noqa: PLC0415
 
@@ -24,12 +24,19 @@ def cache_specs(
     for name in specs:
         if name not in drafts:
             targets.setdefault(extract_layer_index(name), []).append(name)
-    result = [_spec(specs, names, index, draft=False) for index, names in targets.items()]
+    result = [_spec(specs, _main_first(specs, names), i, draft=False) for i, names in targets.items()]
     result += [_spec(specs, [name], None, draft=True) for name in specs if name in drafts]
     for name, target in (shared or {}).items():
         component = Component(name=name, bytes_per_block=1)
         result.append(CacheSpec(layer=name, index=None, components=(component,), shares_cache_of=target))
     return result
+
+
+def _main_first(specs: Mapping[str, Any], names: list[str]) -> list[str]:
+    """Indexers last: bundles with and without one share scratch slots, and vLLM zeroes new blocks once
+    per address, for which caches at one address must have blocks of one size.
+    """
+    return sorted(names, key=lambda name: getattr(specs[name], "cache_role", None) == "indexer")
 
 
 def _spec(specs: Mapping[str, Any], names: list[str], index: int | None, *, draft: bool) -> CacheSpec:

@@ -6,6 +6,7 @@ The environment is already set by the parent. The engine core lives in this proc
 import json
 import sys
 import traceback
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ def run(spec: EngineSpec, result: dict[str, Any]) -> None:
     llm = LLM(**arguments)
     result["num_blocks"] = llm.llm_engine.vllm_config.cache_config.num_gpu_blocks
     result |= {"tokens": [], "logprobs": [], "cached_tokens": []}
-    for prompts in spec.rounds:
+    for prompts, methods in zip_longest(spec.rounds, spec.before, fillvalue=()):
+        for method in methods:
+            llm.collective_rpc(method)
         _run_round(llm, spec, prompts, result)
         result["preemptions"] = _counter(llm, "vllm:num_preemptions")
     result["rpc"] = {method: llm.collective_rpc(method) for method in spec.rpc}

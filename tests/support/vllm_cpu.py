@@ -28,6 +28,7 @@ RESTORABLE = {
     ),
     "prefix_caching": (("cache_config", "enable_prefix_caching"),),
     "async_scheduling": (("scheduler_config", "async_scheduling"),),
+    "compilation": (("compilation_config", "mode"), ("compilation_config", "backend")),
 }
 """Feature → the fields of `VllmConfig` that `CpuPlatform.check_and_update_config` overwrites, as (part, field)."""
 
@@ -41,6 +42,7 @@ class EngineSpec:
     environment: variables that replace or join the demo's `environment`; PYTHONPATH is searched after this repository.
     restore: names of `RESTORABLE` that stay as `engine` sets them. Those parts of the configuration reach
         the workers with the configuration, so only the process of `vllm.LLM` needs the change.
+    before: for each round, in order, methods of the worker that are called on every rank before it; may be shorter.
     rpc: methods of the worker, called without arguments on every rank after the last round.
     """
 
@@ -52,6 +54,7 @@ class EngineSpec:
     environment: dict[str, str] = field(default_factory=dict)
     restore: Sequence[str] = ()
     logprobs: bool = False
+    before: Sequence[Sequence[str]] = ()
     rpc: Sequence[str] = ()
 
 
