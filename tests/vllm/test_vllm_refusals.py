@@ -1,12 +1,17 @@
 """KVPP asked for and not possible is an error of one sentence; not asked for, it changes nothing."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvpp_dag.errors import NotActiveError
+from kvpp_vllm.config_seams import CONFIG_SEAMS
 from kvpp_vllm.demo.engine import environment
 from kvpp_vllm.seams import SEAMS, Seam, check_seams
 from tests.support.models import write_dense_checkpoint
@@ -15,18 +20,70 @@ from tests.support.vllm_cpu import REPOSITORY
 CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 
 
+# Configurations only: none of these models is ever loaded.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "mla": {},
+    "sliding": {"sliding_window": 512},
+    "hybrid": {
+        "architectures": ["KimiLinearForCausalLM"],
+        "model_type": "kimi_linear",
+        "linear_attn_config": {
+            "kda_layers": [1, 2, 3],
+            "full_attn_layers": [4],
+            "head_dim": 32,
+            "num_heads": 4,
+            "short_conv_kernel_size": 4,
+        },
+        "rope_scaling": None,
+    },
+    "sparse": {
+        "architectures": ["DeepseekV32ForCausalLM"],
+        "model_type": "deepseek_v32",
+        "q_lora_rank": 64,
+        "index_topk": 64,
+        "index_n_heads": 4,
+        "index_head_dim": 128,
+    },
+    "mtp": {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "num_nextn_predict_layers": 1,
+    },
+}
+
+
+def write_configs(directory: Path, like: Path) -> None:
+    config = json.loads((like / "config.json").read_text())
+    for name, changes in CONFIGS.items():
+        model = directory / name
+        model.mkdir()
+        for tokenizer in like.glob("tokenizer*"):
+            shutil.copy(tokenizer, model)
+        (model / "config.json").write_text(json.dumps(config | changes))
+
+
+def write_ascend(directory: Path, *, settings: str) -> None:
+    """A stand-in for vllm-ascend, which cannot be imported without an NPU's runtime."""
+    package = directory / "vllm_ascend"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "ascend_config.py").write_text(settings)
+
+
 @pytest.fixture(scope="module")
 def run(checkpoint, tmp_path_factory):
-    dense = write_dense_checkpoint(tmp_path_factory.mktemp("models") / "dense")
-    import os
-
+    models = tmp_path_factory.mktemp("models")
+    write_configs(models, Path(checkpoint))
+    write_dense_checkpoint(models / "dense")
+    write_ascend(models / "ascend", settings="")
+    write_ascend(models / "ascend with kvpp", settings='additional_config.get("enable_kvpp", False)')
     return subprocess.run(
-        [sys.executable, "-O", "-m", "tests.vllm.refusals", checkpoint, str(dense)],
+        [sys.executable, "-O", "-m", "tests.vllm.refusals", str(models)],
         cwd=REPOSITORY,
-        env=os.environ | environment(ranks=2),
+        env=os.environ | environment(ranks=2) | {"TORCH_COMPILE_DISABLE": "0"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=280,
         check=True,
     )
 
@@ -41,6 +98,23 @@ def test_asked_for_it_replaces_the_worker_class(cases):
     assert cases["on"] == "kvpp_vllm.worker.KvppCPUWorker"
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        "sliding window off",
+        "sparse",
+        "mtp",
+        "layout LBNHC",
+        "compiled, no graphs",
+        "PIECEWISE",
+        "own split",
+        "breakable eager",
+    ],
+)
+def test_what_goes_together_with_it_is_not_refused(cases, case):
+    assert cases[case] == "kvpp_vllm.worker.KvppCPUWorker"
+
+
 @pytest.mark.parametrize("case", ["off", "false"])
 def test_not_asked_for_it_leaves_the_worker_class(cases, case):
     assert cases[case] == CPU_WORKER
@@ -53,17 +127,59 @@ def test_one_rank_is_a_warning_and_changes_nothing(cases, run):
     assert warning in run.stdout + run.stderr
 
 
+def test_a_vllm_ascend_with_its_own_kvpp_acts_and_the_plugin_says_so(cases, run):
+    assert cases["ascend with kvpp"] == "vllm_ascend.worker.worker.NPUWorker"
+    sentence = "The installed vllm-ascend has a KVPP of its own, which acts on enable_kvpp; this plugin "
+    assert (run.stdout + run.stderr).count(sentence) == 1
+
+
 @pytest.mark.parametrize(
     ("case", "words"),
     [
-        ("not eager", "--enforce-eager"),
         ("not mla", "does not use MLA"),
         ("unknown key", "unknown setting 'trace_dri'; the settings are trace_dir"),
         ("not a boolean", "enable_kvpp is 'yes'; expected true or false"),
         ("not an object", "kvpp is 3; expected an object"),
         ("relative trace_dir", "expected an absolute path"),
         ("bad timeout", "kvpp.timeout_s is -1"),
-        ("connector", "--kv-transfer-config"),
+        ("hybrid", "is hybrid"),
+        ("sliding window", "--disable-sliding-window"),
+        ("connector", "KV connectors (ExampleConnector)"),
+        ("prefill side", "drop --kv-transfer-config"),
+        ("decode side", "drop --kv-transfer-config"),
+        ("offloading", "drop --kv-transfer-config and --kv-offloading-size"),
+        ("layout BLHNC", "unset VLLM_KV_CACHE_LAYOUT"),
+        ("layout BLNHC", "unset VLLM_KV_CACHE_LAYOUT"),
+        ("layout BHLNC", "unset VLLM_KV_CACHE_LAYOUT"),
+        ("dcp", "drop --decode-context-parallel-size"),
+        ("pcp", "drop --prefill-context-parallel-size"),
+        ("dbo", "drop --enable-dbo and --ubatch-size"),
+        ("ubatch", "drop --enable-dbo and --ubatch-size"),
+        ("dynamic mtp", "drop num_speculative_tokens_per_batch_size from --speculative-config"),
+        ("ngram", "'ngram' is not supported, only MTP"),
+        ("draft model", "'draft_model' is not supported, only MTP"),
+        ("custom drafts", "'custom_class' is not supported, only MTP"),
+        ("method suffix", "'suffix' is not supported, only MTP"),
+        ("method ngram_gpu", "'ngram_gpu' is not supported, only MTP"),
+        ("method eagle", "'eagle' is not supported, only MTP"),
+        ("method eagle3", "'eagle3' is not supported, only MTP"),
+        ("method medusa", "'medusa' is not supported, only MTP"),
+        ("method mlp_speculator", "'mlp_speculator' is not supported, only MTP"),
+        ("method dflash", "'dflash' is not supported, only MTP"),
+        ("method dspark", "'dspark' is not supported, only MTP"),
+        ("method extract_hidden_states", "'extract_hidden_states' is not supported, only MTP"),
+        ("default graphs", "cudagraph_mode FULL_AND_PIECEWISE"),
+        ("FULL", "set cudagraph_mode to PIECEWISE in --compilation-config, or add --enforce-eager"),
+        ("FULL_DECODE_ONLY", "cudagraph_mode FULL_DECODE_ONLY"),
+        ("FULL_AND_PIECEWISE", "cudagraph_mode FULL_AND_PIECEWISE"),
+        ("FULL uncompiled", "cudagraph_mode FULL replays"),
+        ("breakable", "set VLLM_USE_BREAKABLE_CUDAGRAPH=0, or add --enforce-eager"),
+        ("partition", "set use_inductor_graph_partition to false in --compilation-config"),
+        ("update swallowed", "splitting_ops lacks vllm::unified_mla_kv_cache_update"),
+        ("attention swallowed", "splitting_ops lacks vllm::unified_mla_attention_with_output"),
+        ("sparse compiled", "has sparse attention"),
+        ("sparse default graphs", "VLLM_USE_BREAKABLE_CUDAGRAPH=0"),
+        ("ascend", "the worker class is vllm_ascend.worker.worker.NPUWorker"),
         ("other worker", "the worker class is " + CPU_WORKER),
     ],
 )
@@ -76,7 +192,7 @@ def test_refused_in_one_sentence_that_names_the_setting(cases, case, words):
 
 
 def test_the_installed_vllm_has_every_seam():
-    check_seams()
+    check_seams((*SEAMS, *CONFIG_SEAMS))
 
 
 @pytest.mark.parametrize(
