@@ -36,7 +36,7 @@ def test_the_wheel_brings_the_command_and_the_plugin(tmp_path):
     python = tmp_path / "env" / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", "--constraint", CONSTRAINTS, "torch")
     run(python, "-m", "pip", "install", "--quiet", "--constraint", CONSTRAINTS, wheel)
-    files = run(python, "-c", CHECK)
+    files = run(python, "-I", "-c", CHECK)  # isolated: the working directory holds the sources
     assert files.count(str(tmp_path / "env")) == 2
     command = tmp_path / "env" / "bin" / "kvpp-dag"
     assert '"capacity_multiplier": 6.34' in run(
