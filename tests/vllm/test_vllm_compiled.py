@@ -4,6 +4,7 @@ A CPU has no CUDA graphs. What it can show is that the hooks run on every call o
 for CPUs (Dynamo, backend eager), and split into pieces as for GPUs (VLLM_COMPILE, restored in test support).
 """
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -15,37 +16,50 @@ from tests.vllm.test_vllm_tokens import CONTROL, ON, finished
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
 
 OFF: dict[str, object] = {}
-DYNAMO: dict[str, Any] = {"environment": {"VLLM_CPU_CI_ENV": "1"}, "compilation": {}, "restore": ()}
-PIECES: dict[str, Any] = {
-    "environment": {},
-    "compilation": {"mode": 3, "backend": "eager"},
-    "restore": ("compilation",),
-}
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """A way to compile. `logged` is what vLLM logs on each worker when it does."""
+
+    logged: str
+    engine: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    restore: tuple[str, ...] = ()
+
+
+DYNAMO = How(environment={"VLLM_CPU_CI_ENV": "1"}, logged="Detected eager backend")
+PIECES = How(
+    # Level 0 leaves out fusion passes, which vLLM has for GPUs alone.
+    engine={
+        "optimization_level": 0,
+        "compilation_config": {"mode": 3, "backend": "eager", "compile_sizes": []},
+    },
+    restore=("compilation",),
+    logged="Compiling a graph for compile range",
+)
 
 
 def compiled(
-    checkpoint: str, prompts: list[list[int]], how: dict[str, Any], additional: dict[str, Any]
+    checkpoint: str, prompts: list[list[int]], how: How, additional: dict[str, Any]
 ) -> EngineResult:
     return finished(
         EngineSpec(
             model=checkpoint,
             rounds=[prompts],
             max_tokens=8,
-            environment={"TORCH_COMPILE_DISABLE": "0"} | how["environment"],
-            engine={
-                "enforce_eager": False,
-                "compilation_config": how["compilation"],
-                "additional_config": additional,
-            },
-            restore=how["restore"],
+            # The demo's settings switch compilation off.
+            environment={"TORCH_COMPILE_DISABLE": "0"} | how.environment,
+            engine={"enforce_eager": False, "additional_config": additional} | how.engine,
+            restore=how.restore,
             rpc=["kvpp_stats"] if additional else [],
         )
     )
 
 
 @pytest.fixture(scope="module", params=[DYNAMO, PIECES], ids=["dynamo", "pieces"])
-def how(request) -> dict[str, Any]:
-    found: dict[str, Any] = request.param
+def how(request) -> How:
+    found: How = request.param
     return found
 
 
@@ -62,6 +76,11 @@ def on(checkpoint, prompts, how):
 @pytest.fixture(scope="module")
 def control(checkpoint, prompts, how):
     return compiled(checkpoint, prompts, how, CONTROL)
+
+
+def test_the_model_was_compiled(how, off, on):
+    assert how.logged in off.log
+    assert how.logged in on.log
 
 
 def test_a_compiled_model_gives_the_same_tokens(off, on):
