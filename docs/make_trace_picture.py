@@ -1,7 +1,7 @@
 """Draw one recorded forward of both ranks: `python docs/make_trace_picture.py TRACE.json PICTURE.png`.
 
-TRACE.json is the merged trace that `kvpp-dag demo --out DIR` leaves in DIR/trace. The forward drawn is the last
-one, counted back from the newest, whose time exposed is the median of all recorded ones.
+TRACE.json is the merged trace that `kvpp-dag demo --out DIR` leaves in DIR/trace. Of the recorded forwards with
+history, the one whose exposed time is the median is drawn.
 """
 
 import json
