@@ -5,7 +5,7 @@ An engine owns the compute nodes and calls a hook around each: `begin` before th
 compute nodes become the steps of the hook between them.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from kvpp_dag.errors import GraphError
@@ -79,7 +79,7 @@ def lower(graph: Graph) -> Program:
 
 @dataclass(kw_only=True)
 class _Hooks:
-    begin: list[Step] = field(default_factory=list)
+    begin: list[Step]
     acquire: list[list[Step]]
     release: list[list[Step]]
 

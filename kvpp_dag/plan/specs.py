@@ -48,6 +48,18 @@ class CacheSpec:
         """Bytes of all components for one block."""
         return sum(component.bytes_per_block for component in self.components)
 
+    def component_offset(self, name: str, num_blocks: int) -> int:
+        """Byte offset of component `name` in storage that holds `num_blocks` blocks of this cache.
+
+        Raises KeyError if the cache has no such component.
+        """
+        offset = 0
+        for component in self.components:
+            if component.name == name:
+                return offset
+            offset += component.bytes_per_block * num_blocks
+        raise KeyError(name)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
@@ -70,16 +82,8 @@ class Bundle:
         return self.spec.bytes_per_block
 
     def component_offset(self, name: str, num_blocks: int) -> int:
-        """Byte offset of component `name` in a bundle that holds `num_blocks` blocks.
-
-        Raises KeyError if the bundle has no such component.
-        """
-        offset = 0
-        for component in self.spec.components:
-            if component.name == name:
-                return offset
-            offset += component.bytes_per_block * num_blocks
-        raise KeyError(name)
+        """As `CacheSpec.component_offset`: a bundle is laid out as its cache spec says."""
+        return self.spec.component_offset(name, num_blocks)
 
 
 def split_targets(specs: Sequence[CacheSpec]) -> tuple[tuple[Bundle, ...], tuple[CacheSpec, ...]]:

@@ -80,14 +80,9 @@ class Arena:
         return self._scratch[slot]
 
     def _component(self, storage: torch.Tensor, spec: CacheSpec, name: str) -> torch.Tensor:
-        offset = 0
-        for component in spec.components:
-            nbytes = component.bytes_per_block * self.num_blocks
-            if component.name == name:
-                view = storage[offset : offset + nbytes]
-                return view.view(self.num_blocks, component.bytes_per_block)
-            offset += nbytes
-        raise KeyError(name)
+        offset = spec.component_offset(name, self.num_blocks)
+        page = next(c.bytes_per_block for c in spec.components if c.name == name)
+        return storage[offset : offset + page * self.num_blocks].view(self.num_blocks, page)
 
 
 def _checked(tensor: torch.Tensor, nbytes: int) -> torch.Tensor:
