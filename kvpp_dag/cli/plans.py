@@ -10,6 +10,7 @@ from rich.table import Table
 from kvpp_dag.errors import ConfigError
 from kvpp_dag.plan import (
     ModelPlan,
+    Ownership,
     StagePlan,
     capacity_multiplier,
     load_preset,
@@ -26,6 +27,8 @@ from kvpp_dag.plan.budget import (
     worst_physical_bytes_per_block,
 )
 
+GIB = 1 << 30
+
 
 def plan(
     preset: Annotated[str, typer.Option(help=f"One of {', '.join(preset_names())}.")],
@@ -33,12 +36,19 @@ def plan(
     pp: Annotated[str | None, typer.Option(help="Layers of each stage, e.g. 38,40.")] = None,
     mtp: Annotated[bool, typer.Option("--mtp/--no-mtp", help="Draft layers on every rank.")] = False,
     depth: Annotated[int, typer.Option(help="Prefetch depth; there is one more scratch slot.")] = 1,
+    ownership: Annotated[
+        Ownership, typer.Option(help="What the partition balances over the ranks.")
+    ] = Ownership.COUNT,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show ownership, bytes per token and the capacity that KVPP wins for a model."""
     shape = load_preset(preset)
-    model = plan_model(preset_stages(shape, pp=_stages(pp), mtp=mtp), ranks=tp, depth=depth)
+    stages = preset_stages(shape, pp=_stages(pp), mtp=mtp)
+    model = plan_model(stages, ranks=tp, depth=depth, ownership=ownership)
     report = {"preset": preset, "model": shape.model, "tp": tp, "mtp": mtp, **describe(model)}
+    if ownership is Ownership.BYTES:
+        by_count = plan_model(stages, ranks=tp, depth=depth)
+        report["gain_over_count"] = gain_over_count(by_count, model)
     if as_json:
         typer.echo(json.dumps(report, indent=1))
     else:
@@ -56,6 +66,26 @@ def describe(model: ModelPlan) -> dict[str, Any]:
         "bytes_per_token_worst_rank": worst,
         "warning": warning,
         "stages": [_stage(number, stage) for number, stage in enumerate(model.stages)],
+    }
+
+
+def gain_over_count(by_count: ModelPlan, by_bytes: ModelPlan) -> dict[str, Any]:
+    """What balancing bytes wins over balancing layers: the fullest rank's bytes, and blocks in a GiB."""
+    before, after = (
+        max(worst_physical_bytes_per_block(stage) for stage in model.stages)
+        for model in (by_count, by_bytes)
+    )
+    return {
+        "bytes_per_token_worst_rank_by_count": before,
+        "bytes_per_token_worst_rank_by_bytes": after,
+        "blocks_per_gib_by_count": GIB // before,
+        "blocks_per_gib_by_bytes": GIB // after,
+        "blocks_per_gib": GIB // after - GIB // before,
+        "percent": round(100 * (before / after - 1), 2),
+        "owned_bytes_per_token_by_count": [
+            [owned_bytes_per_block(stage, rank) for rank in range(stage.ranks)]
+            for stage in by_count.stages
+        ],
     }
 
 
@@ -101,6 +131,15 @@ def _print(report: dict[str, Any]) -> None:
         f"{report['capacity_multiplier']:.3f} x the tokens of the same memory without KVPP",
         highlight=False,
     )
+    if gain := report.get("gain_over_count"):
+        console.print(
+            f"Ownership by bytes: the fullest rank holds {gain['bytes_per_token_worst_rank_by_bytes']:,} "
+            f"bytes per token, by count {gain['bytes_per_token_worst_rank_by_count']:,}; that is "
+            f"{gain['blocks_per_gib']:+,} tokens per GiB "
+            f"({gain['blocks_per_gib_by_count']:,} -> {gain['blocks_per_gib_by_bytes']:,}, "
+            f"{gain['percent']:+.2f} %)",
+            highlight=False,
+        )
     for stage in report["stages"]:
         table = Table(title=f"stage {stage['stage']}, bytes per token")
         for column in ("rank", "layers", "owned", "drafts", "scratch", "all"):

@@ -6,6 +6,7 @@ below, and `kvpp_dag.plan.budget` for conversions between bytes and blocks.
 """
 
 from kvpp_dag.plan.budget import Capacity, capacity, capacity_multiplier
+from kvpp_dag.plan.ownership import Ownership
 from kvpp_dag.plan.presets import Preset, load_preset, preset_names, preset_stages
 from kvpp_dag.plan.specs import Bundle, CacheSpec, Component
 from kvpp_dag.plan.stage import ModelPlan, StagePlan, plan_model, plan_stage
@@ -16,6 +17,7 @@ __all__ = [
     "Capacity",
     "Component",
     "ModelPlan",
+    "Ownership",
     "Preset",
     "StagePlan",
     "capacity",

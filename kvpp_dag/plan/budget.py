@@ -1,9 +1,11 @@
 """Bytes to blocks and back: how much KV cache a worker can promise to the engine's planner.
 
 The engine plans with *logical* bytes, in which every layer of a stage counts. A worker holds
-*physical* bytes: its owned bundles, its draft caches, and the scratch slots (row P5).
+*physical* bytes: its owned bundles, its draft caches, and the scratch slots (row P5), and with payload
+`active` two staging halves.
 """
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from kvpp_dag.errors import CapacityError
@@ -32,6 +34,12 @@ def physical_bytes_per_block(plan: StagePlan, rank: int) -> int:
     )
 
 
+def physical_bytes(plan: StagePlan, rank: int, blocks: int) -> int:
+    """Bytes that `rank` holds for `blocks` blocks, the two staging halves included."""
+    staging = 2 * plan.staging_blocks(blocks) * plan.largest_bundle
+    return blocks * physical_bytes_per_block(plan, rank) + staging
+
+
 def logical_bytes_per_block(plan: StagePlan) -> int:
     """Bytes that one block costs on every rank without KVPP: all layers of the stage."""
     return sum(b.bytes_per_block for b in plan.bundles) + draft_bytes_per_block(plan)
@@ -45,7 +53,11 @@ def worst_physical_bytes_per_block(plan: StagePlan) -> int:
 def physical_blocks(plan: StagePlan, rank: int, available: int) -> int | None:
     """Blocks that `available` bytes hold on `rank`; None for a stage that caches nothing."""
     per_block = physical_bytes_per_block(plan, rank)
-    return None if per_block == 0 else max(available, 0) // per_block
+    if per_block == 0:
+        return None
+    available = max(available, 0)
+    counts = range(available // per_block + 1)  # more would not fit even without staging
+    return bisect_right(counts, available, key=lambda blocks: physical_bytes(plan, rank, blocks)) - 1
 
 
 def logical_budget(plan: StagePlan, blocks: int) -> int:
@@ -62,7 +74,7 @@ def check_fits(plan: StagePlan, rank: int, blocks: int, available: int) -> None:
     if fitting is not None and blocks > fitting:
         raise CapacityError(
             f"{blocks} KV cache blocks were asked for, but rank {rank} has room for {fitting} "
-            f"({available} bytes at {physical_bytes_per_block(plan, rank)} bytes per block); lower "
+            f"({physical_bytes(plan, rank, blocks)} bytes needed, {available} available); lower "
             "num_gpu_blocks_override or give the KV cache more memory."
         )
 
@@ -94,10 +106,10 @@ def capacity(plan: StagePlan, available: int) -> Capacity:
     logical = logical_bytes_per_block(plan)
     if logical == 0:
         return Capacity(without=0, with_kvpp=0)
-    available = max(available, 0)
+    counts = [physical_blocks(plan, rank, available) for rank in range(plan.ranks)]
     return Capacity(
-        without=available // logical,
-        with_kvpp=available // worst_physical_bytes_per_block(plan),
+        without=max(available, 0) // logical,
+        with_kvpp=min(count for count in counts if count is not None),
     )
 
 

@@ -8,12 +8,15 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from kvpp_dag.errors import ConfigError
-from kvpp_dag.plan.ownership import owner_of, partition
+from kvpp_dag.plan.ownership import Ownership, owner_of, partition, partition_bytes
 from kvpp_dag.plan.specs import Bundle, CacheSpec, split_targets
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
+LEAST_CHUNK = 1 << 20
+"""Bytes below which a chunk costs more to start than to carry."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +25,8 @@ class StagePlan:
 
     `owners[i]` is the owner rank of ordinal `i`. `depth` is the prefetch depth; there are
     `depth + 1` scratch slots, each as large as the largest bundle. `drafts` are the specs that every
-    rank of the stage stores for itself.
+    rank of the stage stores for itself. `staging` says that there are two staging halves, through which
+    packed blocks are sent.
     """
 
     bundles: tuple[Bundle, ...]
@@ -30,6 +34,7 @@ class StagePlan:
     ranks: int
     depth: int
     owners: tuple[int, ...]
+    staging: bool = False
 
     @property
     def slots(self) -> int:
@@ -49,7 +54,19 @@ class StagePlan:
         """Bytes per block of the largest bundle; 0 for a stage without target layers."""
         return max((bundle.bytes_per_block for bundle in self.bundles), default=0)
 
-    @property
+    def staging_blocks(self, num_blocks: int) -> int:
+        """Blocks of the largest bundle that one staging half holds beside `num_blocks` blocks of cache.
+
+        A sixteenth of the cache, so that a batch that uses half of it travels in eight chunks; of a small
+        cache more, up to an eighth, as chunks of less than a MiB cost more than they carry. 0 without
+        staging.
+        """
+        if not self.staging or not self.largest_bundle:
+            return 0
+        sensible = min(ceil_div(num_blocks, 8), ceil_div(LEAST_CHUNK, self.largest_bundle))
+        return max(ceil_div(num_blocks, 16), sensible)
+
+    @cached_property
     def layout_hash(self) -> str:
         """Digest of everything two ranks must agree on before one sends to the other.
 
@@ -58,6 +75,7 @@ class StagePlan:
         """
         content = {
             "version": LAYOUT_VERSION,
+            "staging": self.staging,
             "ranks": self.ranks,
             "depth": self.depth,
             "owners": self.owners,
@@ -76,21 +94,54 @@ class ModelPlan:
     stages: tuple[StagePlan, ...]
 
 
-def plan_stage(specs: Sequence[CacheSpec], *, ranks: int, depth: int = 1) -> StagePlan:
+def plan_stage(
+    specs: Sequence[CacheSpec],
+    *,
+    ranks: int,
+    depth: int = 1,
+    ownership: Ownership = Ownership.COUNT,
+    staging: bool = False,
+) -> StagePlan:
     """Plan one stage from the cache specs that its worker reports.
 
-    Raises ConfigError where the specs cannot be served (see `split_targets`) or `depth < 1`.
+    `staging` reserves the two halves that payload `active` needs, if the group has more than one rank. Raises ConfigError where the specs cannot be served (see `split_targets`) or `depth < 1`.
     """
     if depth < 1:
         raise ConfigError(f"The prefetch depth is {depth}; expected 1 or more.")
     bundles, drafts = split_targets(specs)
-    owners = owner_of(partition(len(bundles), ranks))
-    return StagePlan(bundles=bundles, drafts=drafts, ranks=ranks, depth=depth, owners=owners)
+    if ownership is Ownership.BYTES:
+        parts = partition_bytes([bundle.bytes_per_block for bundle in bundles], ranks)
+    else:
+        parts = partition(len(bundles), ranks)
+    owners = owner_of(parts)
+    return StagePlan(
+        bundles=bundles,
+        drafts=drafts,
+        ranks=ranks,
+        depth=depth,
+        owners=owners,
+        staging=staging and ranks > 1,
+    )
 
 
-def plan_model(stages: Sequence[Sequence[CacheSpec]], *, ranks: int, depth: int = 1) -> ModelPlan:
+def plan_model(
+    stages: Sequence[Sequence[CacheSpec]],
+    *,
+    ranks: int,
+    depth: int = 1,
+    ownership: Ownership = Ownership.COUNT,
+) -> ModelPlan:
     """Plan every pipeline stage; `stages` holds the cache specs of each, in stage order.
 
     A stage without attention layers gets an empty plan. Raises ConfigError as `plan_stage` does.
     """
-    return ModelPlan(stages=tuple(plan_stage(s, ranks=ranks, depth=depth) for s in stages))
+    return ModelPlan(
+        stages=tuple(
+            plan_stage(specs, ranks=ranks, depth=depth, ownership=ownership) for specs in stages
+        )
+    )
+
+
+def ceil_div(amount: int, size: int) -> int:
+    """How many pieces of `size` hold `amount`."""
+    return -(-amount // size)
