@@ -32,9 +32,12 @@ def forward(
     policy: Policy = Policy.ON_ACQUIRE,
     history: bool = True,
     num_blocks: int = 4,
+    chunks: int = 0,
 ) -> Graph:
     plan = stage(layers, ranks, depth)
-    return build_forward(plan, rank=rank, num_blocks=num_blocks, history=history, policy=policy)
+    return build_forward(
+        plan, rank=rank, num_blocks=num_blocks, history=history, policy=policy, chunks=chunks
+    )
 
 
 def group(layers: int, ranks: int = 2, **settings) -> list[Graph]:

@@ -2,23 +2,33 @@
 
 Nothing of `kvpp_dag.graph.order` or `kvpp_dag.graph.verify` is used. Streams are queues: the head of a
 queue may start once everything in its `after` has ended, and ends at some later moment. Buffers hold a
-tag (layer, forward) that says who wrote them last. All reachable states are visited; the first state
-that shows a fault ends the search.
+tag (layer, forward) that says whose content they have. A broadcast brings the layer that its owner sends,
+if the owner is among the ranks given; an owner's own buffers get nothing. One that names another slot than
+it writes contradicts itself, and both readings are tried. All reachable states are visited; the first state
+that shows a fault ends the search. Where something is about to run that touches no buffer and no peer, nothing
+else is tried first: nobody can tell the order.
 
-Faults: two conflicting accesses at the same time; a read that finds another layer's bytes, or in scratch
-those of another forward; a transfer still running when every other stream has finished its forward; a
-collective that starts before one that is listed ahead of it; a state that nothing leads out of. With
-several ranks a collective ends only after every rank has started it, and all ranks must mean the same.
+Faults: two conflicting accesses at the same time; a read that finds another layer's bytes, or in scratch and
+staging those of another forward; a copy of nothing; a transfer still running when every other stream has
+finished its forward; a collective that starts before one that is listed ahead of it; a state that nothing
+leads out of. With several ranks a collective ends only after every rank has started it, and all ranks must
+mean the same.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import networkx as nx
 
 from kvpp_dag.graph import Graph, Kind, Node
 
 Tag = tuple[int | None, int]
+_State = tuple[tuple[int, ...], tuple[Tag | None, ...]]
+TRANSFERS = (Kind.BROADCAST, Kind.COPY)
+"""Nodes that must not outlast their forward."""
+NOTHING: Tag = (None, -1)
+"""The content of a buffer that waited for bytes which nobody sent."""
 
 
 @dataclass(eq=False)
@@ -28,13 +38,24 @@ class _Task:
     node: Node
     queue: int
     place: int
+    owned: bool
+    by_slot: bool
     before: list["_Task"] = field(default_factory=list)
     collective: int | None = None
 
-    @property
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        return self.node.reads
+
+    @cached_property
+    def writes(self) -> tuple[str, ...]:
+        """Where the bytes go; those of a broadcast perhaps into the slot that it names."""
+        return _named_slot(self.node, owned=self.owned) if self.by_slot else self.node.writes
+
+    @cached_property
     def instant(self) -> bool:
-        """Whether starting and ending at once hides nothing: it touches no buffer and no peer."""
-        return not (self.node.reads or self.node.writes or self.collective is not None)
+        """Whether starting and ending at once hides nothing: it touches no buffer, nor need it be awaited."""
+        return not (self.reads or self.writes or self.node.kind in TRANSFERS)
 
 
 def fault_of(ranks: Sequence[Sequence[Graph]], *, exact: bool = False) -> str | None:
@@ -42,19 +63,32 @@ def fault_of(ranks: Sequence[Sequence[Graph]], *, exact: bool = False) -> str | 
 
     `exact` also demands that an owner sends precisely what the forward before wrote.
     """
-    return _World(ranks, exact).search()
+    fault = _World(ranks, exact).search()
+    nodes = [(n, n.owner == graph.rank) for forwards in ranks for graph in forwards for n in graph.nodes]
+    if fault is None and any(_named_slot(n, owned=owned) != n.writes for n, owned in nodes):
+        fault = _World(ranks, exact, by_slot=True).search()
+    return fault
+
+
+def _named_slot(node: Node, *, owned: bool) -> tuple[str, ...]:
+    """The slot that a broadcast names, if it is one by which bytes come in; else what a node writes."""
+    named = node.kind is Kind.BROADCAST and node.slot is not None and node.writes and not owned
+    return (f"scratch[{node.slot}]",) if named else node.writes
 
 
 class _World:
-    def __init__(self, ranks: Sequence[Sequence[Graph]], exact: bool) -> None:
+    instants_first = True
+
+    def __init__(self, ranks: Sequence[Sequence[Graph]], exact: bool, by_slot: bool = False) -> None:
         self.exact = exact
+        self.by_slot = by_slot
         self.queues: list[list[_Task]] = []
         self.tasks: list[_Task] = []
         self.collectives: list[list[_Task]] = []
         self.joins: list[tuple[_Task, list[_Task]]] = []
         for rank, forwards in enumerate(ranks):
             self._add_rank(rank, forwards)
-        names = [(t.rank, b) for t in self.tasks for b in (*t.node.reads, *t.node.writes)]
+        names = [(t.rank, b) for t in self.tasks for b in (*t.reads, *t.writes)]
         self.buffers = {name: i for i, name in enumerate(dict.fromkeys(names))}
 
     def _add_rank(self, rank: int, forwards: Sequence[Graph]) -> None:
@@ -67,7 +101,8 @@ class _World:
                     queue_of[node.stream] = len(self.queues)
                     self.queues.append([])
                 queue = queue_of[node.stream]
-                task = _Task(rank, number, node, queue, len(self.queues[queue]))
+                owned = node.owner == graph.rank
+                task = _Task(rank, number, node, queue, len(self.queues[queue]), owned, self.by_slot)
                 if node.kind is Kind.BROADCAST:
                     task.collective = len(started)
                     started.append(task)
@@ -78,7 +113,7 @@ class _World:
             self.tasks += by_id.values()
             if number == 0:
                 for task in by_id.values():
-                    if task.collective is not None:
+                    if task.node.kind in TRANSFERS:
                         others = [t for t in by_id.values() if t.queue != task.queue]
                         self.joins.append((task, others))
         self.collectives.append(started)
@@ -89,33 +124,40 @@ class _World:
         todo = [start]
         while todo:
             progress, tags = todo.pop()
-            fault = self._unjoined(progress)
-            if fault:
-                return fault
-            stuck = True
-            for queue, steps in enumerate(progress):
-                if steps == 2 * len(self.queues[queue]):
-                    continue
-                task = self.queues[queue][steps // 2]
-                if steps % 2:
-                    if not self._peers_started(task, progress):
-                        continue
-                    after, count = self._written(task, tags), 1
-                elif all(self._ended(t, progress) for t in task.before):
-                    fault = self._fault_at_start(task, progress, tags)
-                    if fault:
-                        return fault
-                    after, count = tags, 2 if task.instant else 1
-                else:
-                    continue
-                stuck = False
-                state = ((*progress[:queue], steps + count, *progress[queue + 1 :]), after)
+            moves = self._unjoined(progress) or self._moves(progress, tags)
+            if isinstance(moves, str):
+                return moves
+            if not moves and any(s < 2 * len(q) for s, q in zip(progress, self.queues, strict=True)):
+                return "deadlock"
+            for state in moves:
                 if state not in seen:
                     seen.add(state)
                     todo.append(state)
-            if stuck and any(s < 2 * len(q) for s, q in zip(progress, self.queues, strict=True)):
-                return "deadlock"
         return None
+
+    def _moves(self, progress: tuple[int, ...], tags: tuple[Tag | None, ...]) -> list[_State] | str:
+        """The states right after this one, or the fault of something that may start here."""
+        moves: list[_State] = []
+        for queue, steps in enumerate(progress):
+            if steps == 2 * len(self.queues[queue]):
+                continue
+            task = self.queues[queue][steps // 2]
+            after, count = tags, 1
+            if steps % 2:
+                if not self._peers_started(task, progress):
+                    continue
+                after = self._written(task, tags)
+            elif all(self._ended(t, progress) for t in task.before):
+                fault = self._fault_at_start(task, progress, tags)
+                if fault:
+                    return fault
+                count = 2 if task.instant else 1
+            else:
+                continue
+            moves.append(((*progress[:queue], steps + count, *progress[queue + 1 :]), after))
+            if count == 2 and self.instants_first:
+                return moves[-1:]
+        return moves
 
     @staticmethod
     def _started(task: _Task, progress: tuple[int, ...]) -> bool:
@@ -146,9 +188,11 @@ class _World:
         for queue, steps in enumerate(progress):
             if steps % 2:
                 other = self.queues[queue][steps // 2]
-                if other.rank == task.rank and _conflict(other.node, task.node):
+                if other.rank == task.rank and _conflict(other, task):
                     return f"race: {other.node.id} and {task.node.id}"
-        for buffer in task.node.reads:
+        if task.node.kind is Kind.COPY and task.writes and not task.reads:
+            return f"content: {task.node.id} copies from nowhere"
+        for buffer in task.reads:
             fault = self._wrong_content(task, buffer, tags[self.buffers[task.rank, buffer]])
             if fault:
                 return fault
@@ -165,7 +209,7 @@ class _World:
         layer, now = task.node.layer, task.forward
         if layer is None:
             return None
-        if buffer.startswith("scratch["):
+        if buffer.startswith(("scratch[", "staging[")):
             right = tag == (layer, now)
         elif self.exact and task.node.kind is Kind.BROADCAST:
             right = tag == ((layer, now - 1) if now else None)
@@ -174,15 +218,25 @@ class _World:
         return None if right else f"content: {task.node.id} finds {tag} in {buffer}"
 
     def _written(self, task: _Task, tags: tuple[Tag | None, ...]) -> tuple[Tag | None, ...]:
-        if not task.node.writes:
+        if not task.writes:
             return tags
+        content = self._content(task)
         new = list(tags)
-        for buffer in task.node.writes:
-            new[self.buffers[task.rank, buffer]] = (task.node.layer, task.forward)
+        for buffer in task.writes:
+            new[self.buffers[task.rank, buffer]] = content
         return tuple(new)
 
+    def _content(self, task: _Task) -> Tag:
+        """What a task writes. A broadcast brings what its owner sends, if that rank is given."""
+        if task.collective is None:
+            return task.node.layer, task.forward
+        owner = next((p for p in self._peers(task) if p is not None and p.owned), None)
+        if task.owned or (owner is not None and not owner.reads):
+            return NOTHING
+        return (owner or task).node.layer, task.forward
 
-def _conflict(a: Node, b: Node) -> bool:
+
+def _conflict(a: _Task | Node, b: _Task | Node) -> bool:
     touched_a, touched_b = {*a.reads, *a.writes}, {*b.reads, *b.writes}
     return bool(touched_a & set(b.writes) or touched_b & set(a.writes))
 

@@ -4,25 +4,30 @@ Pure data: nothing here imports torch. `build_forward` compiles a plan into a `G
 free of races and deadlocks, `lower` turns it into the flat program that the runtime executes.
 """
 
-from kvpp_dag.graph.build import build_forward
+from kvpp_dag.graph.build import build_collectives, build_forward
 from kvpp_dag.graph.dot import to_dot
 from kvpp_dag.graph.json import from_json, to_json, to_networkx
 from kvpp_dag.graph.lower import Op, Program, Step, lower
 from kvpp_dag.graph.nodes import (
     COMPUTE_STREAM,
+    COPY_STREAM,
     TRANSFER_STREAM,
+    Collectives,
     Graph,
     Kind,
     Node,
     Policy,
     without_edge,
 )
+from kvpp_dag.graph.sequence import ensure_sound, verify_sequences
 from kvpp_dag.graph.text import from_text, to_text
-from kvpp_dag.graph.verify import Finding, ensure_sound, verify, verify_alone, verify_group
+from kvpp_dag.graph.verify import Finding, verify, verify_alone, verify_group
 
 __all__ = [
     "COMPUTE_STREAM",
+    "COPY_STREAM",
     "TRANSFER_STREAM",
+    "Collectives",
     "Finding",
     "Graph",
     "Kind",
@@ -31,6 +36,7 @@ __all__ = [
     "Policy",
     "Program",
     "Step",
+    "build_collectives",
     "build_forward",
     "ensure_sound",
     "from_json",
@@ -43,5 +49,6 @@ __all__ = [
     "verify",
     "verify_alone",
     "verify_group",
+    "verify_sequences",
     "without_edge",
 ]

@@ -7,7 +7,10 @@ per layer what its hooks issue around `attend[i]` and `compute[i]`.
 from kvpp_dag.errors import GraphError
 from kvpp_dag.graph.nodes import (
     COMPUTE_STREAM,
+    COPY_STREAM,
+    STAGING,
     TRANSFER_STREAM,
+    Collectives,
     Graph,
     Kind,
     Node,
@@ -17,20 +20,26 @@ from kvpp_dag.plan import StagePlan
 
 
 def build_forward(
-    plan: StagePlan, *, rank: int, num_blocks: int, history: bool, policy: Policy
+    plan: StagePlan,
+    *,
+    rank: int,
+    num_blocks: int,
+    history: bool,
+    policy: Policy,
+    chunks: int = 0,
 ) -> Graph:
     """The graph of one forward of `rank`.
 
     Without history, or in a group of one, nothing is broadcast: every layer writes its cache before
-    it reads it. `num_blocks` blocks of every bundle are sent. Raises GraphError for a negative block
-    count or a rank outside the group.
+    it reads it. Without chunks each bundle is sent in place by one broadcast of `num_blocks` blocks. With
+    `chunks` each travels in that many pieces of `num_blocks` blocks at most, which its owner packs into one
+    of two staging halves and the others unpack from theirs; several pieces do so on a stream of their own,
+    beside the sending. Raises GraphError for a negative number or a rank outside the group.
     """
-    if num_blocks < 0:
-        raise GraphError(f"A forward over {num_blocks} blocks was asked for; expected 0 or more.")
-    build = _Builder(plan, rank, num_blocks, policy)
-    nodes = build.with_history() if history and plan.ranks > 1 else build.without_history()
+    build = _Builder(plan, num_blocks, policy, chunks)
+    sends = history and plan.ranks > 1
     return Graph(
-        nodes=tuple(nodes),
+        nodes=tuple(build.with_history(rank) if sends else build.without_history(rank)),
         rank=rank,
         ranks=plan.ranks,
         layout_hash=plan.layout_hash,
@@ -40,79 +49,185 @@ def build_forward(
     )
 
 
+def build_collectives(
+    plan: StagePlan, *, num_blocks: int, policy: Policy, chunks: int = 0
+) -> list[Collectives]:
+    """What each rank of the group broadcasts in a forward with history, in issue order, without its graph.
+
+    A layer's transfer has two forms, of its owner and of the others, and each is built once for all ranks.
+    Raises GraphError for a negative number.
+    """
+    build = _Builder(plan, num_blocks, policy, chunks)
+    forms = {owned: build.broadcasts(owned=owned) for owned in (True, False)}
+    return [
+        Collectives(
+            rank=rank,
+            ranks=plan.ranks,
+            layout_hash=plan.layout_hash,
+            broadcasts=tuple(
+                node for i, owner in enumerate(plan.owners) for node in forms[owner == rank][i]
+            )
+            if plan.ranks > 1
+            else (),
+        )
+        for rank in range(plan.ranks)
+    ]
+
+
 class _Builder:
-    def __init__(self, plan: StagePlan, rank: int, num_blocks: int, policy: Policy) -> None:
+    """Makes the nodes of any rank; `owned` is whether that rank owns the layer in question."""
+
+    def __init__(self, plan: StagePlan, num_blocks: int, policy: Policy, chunks: int) -> None:
+        if num_blocks < 0 or chunks < 0:
+            raise GraphError(
+                f"A forward over {num_blocks} blocks in {chunks} chunks was asked for; expected 0 or more."
+            )
         self.plan = plan
-        self.rank = rank
-        self.num_blocks = num_blocks
         self.policy = policy
+        self.chunks = chunks
         self.layers = len(plan.bundles)
+        self.bytes = [bundle.bytes_per_block * num_blocks for bundle in plan.bundles]
+        self.stream = COPY_STREAM if chunks > 1 else TRANSFER_STREAM
 
-    def without_history(self) -> list[Node]:
-        nodes = [_compute("prologue")]
-        for i in range(self.layers):
-            nodes.append(_compute(f"attend[{i}]", layer=i, writes=(self._cache(i),)))
-            nodes.append(_compute(f"compute[{i}]", layer=i))
+    def without_history(self, rank: int) -> list[Node]:
+        nodes = [_compute("prologue", None)]
+        for i, owner in enumerate(self.plan.owners):
+            nodes.append(_compute(f"attend[{i}]", i, writes=self._cache(i, owner == rank)))
+            nodes.append(_compute(f"compute[{i}]", i))
         return nodes
 
-    def with_history(self) -> list[Node]:
-        depth = self.plan.depth
+    def with_history(self, rank: int) -> list[Node]:
+        owned = [owner == rank for owner in self.plan.owners]
         on_release = self.policy is Policy.ON_RELEASE
-        started = min(depth + on_release, self.layers)
-        nodes = [node for i in range(started) for node in self._transfer(i)]
-        nodes.append(_compute("prologue"))
+        ahead = self.plan.depth + on_release
+        nodes: list[Node] = []
+        for i in range(min(ahead, self.layers)):
+            nodes += self._transfer(i, owned[i])
+        nodes.append(_compute("prologue", None))
         for i in range(self.layers):
-            if not on_release:
-                nodes += self._transfer(i + depth)
-            cache = (self._cache(i),)
-            after = (f"completion[{i}]",)
-            nodes.append(_compute(f"attend[{i}]", layer=i, reads=cache, writes=cache, after=after))
-            if on_release:
-                nodes += self._transfer(i + depth + 1)
-            nodes.append(_compute(f"compute[{i}]", layer=i))
+            following = self._transfer(i + ahead, owned[i + ahead]) if i + ahead < self.layers else []
+            cache, after = self._cache(i, owned[i]), (f"completion[{i}]",)
+            attend = _compute(f"attend[{i}]", i, reads=cache, writes=cache, after=after)
+            nodes += (attend, *following) if on_release else (*following, attend)
+            nodes.append(_compute(f"compute[{i}]", i))
         return nodes
 
-    def _transfer(self, i: int) -> list[Node]:
-        """Ready event, broadcast and completion event of ordinal `i`; nothing past the last one."""
-        if i >= self.layers:
-            return []
-        owner, slot = self.plan.owners[i], self.plan.slot(i)
-        owned = owner == self.rank
+    def broadcasts(self, *, owned: bool) -> list[list[Node]]:
+        """The broadcasts of each layer's transfer."""
+        transfers = (self._transfer(i, owned) for i in range(self.layers))
+        return [[node for node in nodes if node.kind is Kind.BROADCAST] for nodes in transfers]
+
+    def _transfer(self, i: int, owned: bool) -> list[Node]:
+        """From the ready event to the completion event of ordinal `i`."""
+        before = i - self.plan.slots  # the last reader of the slot that this layer takes
+        after = (f"attend[{before}]",) if before >= 0 else ()
+        ready = _event(f"ready[{i}]", i, COMPUTE_STREAM, after, kind=Kind.READY)
+        return [ready, *(self._packed(i, owned) if self.chunks else self._in_place(i, owned))]
+
+    def _in_place(self, i: int, owned: bool) -> list[Node]:
+        name, ready, cache = f"broadcast[{i}]", f"ready[{i}]", self._cache(i, owned)
         broadcast = Node(
-            id=f"broadcast[{i}]",
+            id=name,
             kind=Kind.BROADCAST,
             stream=TRANSFER_STREAM,
-            after=(f"ready[{i}]", *((f"broadcast[{i - 1}]",) if i else ())),
-            reads=(f"persistent[{i}]",) if owned else (),
-            writes=() if owned else (f"scratch[{slot}]",),
+            after=(f"broadcast[{i - 1}]", ready) if i else (ready,),
+            reads=cache if owned else (),
+            writes=() if owned else cache,
             layer=i,
-            owner=owner,
-            slot=slot,
-            bytes=self.plan.bundles[i].bytes_per_block * self.num_blocks,
+            owner=self.plan.owners[i],
+            slot=self.plan.slot(i),
+            bytes=self.bytes[i],
         )
-        ready = _event(Kind.READY, COMPUTE_STREAM, i, self._ready_after(i))
-        completion = _event(Kind.COMPLETION, TRANSFER_STREAM, i, (broadcast.id,))
-        return [ready, broadcast, completion]
+        return [broadcast, _event(f"completion[{i}]", i, TRANSFER_STREAM, (name,))]
 
-    def _ready_after(self, i: int) -> tuple[str, ...]:
-        """The last reader of the slot that ordinal `i` takes."""
-        before = i - self.plan.slots
-        return (f"attend[{before}]",) if before >= 0 else ()
+    def _packed(self, i: int, owned: bool) -> list[Node]:
+        """Pack, broadcast and unpack of each chunk; a half is packed again when it has been unpacked."""
+        nodes = self._pack(i, 0, owned)
+        for c in range(self.chunks):
+            nodes += self._send(i, c, owned)
+            if c + 1 < self.chunks:
+                nodes += self._pack(i, c + 1, owned)
+            nodes.append(self._unpack(i, c, owned))
+        return [*nodes, _event(f"completion[{i}]", i, self.stream, (nodes[-1].id,))]
 
-    def _cache(self, i: int) -> str:
-        """The buffer in which this rank finds the cache of ordinal `i`."""
-        owned = self.plan.owners[i] == self.rank
-        return f"persistent[{i}]" if owned else f"scratch[{self.plan.slot(i)}]"
+    def _pack(self, i: int, c: int, owned: bool) -> list[Node]:
+        """The owner gathers blocks; the others have nothing to do, but a half that is free."""
+        pack = Node(
+            id=self._name("pack", i, c),
+            kind=Kind.COPY,
+            stream=self.stream,
+            layer=i,
+            after=(f"ready[{i}]",) if c == 0 else (),
+            reads=self._cache(i, owned) if owned else (),
+            writes=self._half(i, c) if owned else (),
+        )
+        return [pack, *self._passed_on("packed", i, c, pack)]
+
+    def _send(self, i: int, c: int, owned: bool) -> list[Node]:
+        half = self._half(i, c)
+        broadcast = Node(
+            id=self._name("broadcast", i, c),
+            kind=Kind.BROADCAST,
+            stream=TRANSFER_STREAM,
+            after=(*self._sent_before(i, c), self._passed("pack", "packed", i, c)),
+            reads=half if owned else (),
+            writes=() if owned else half,
+            layer=i,
+            owner=self.plan.owners[i],
+            bytes=self.bytes[i],
+        )
+        return [broadcast, *self._passed_on("arrived", i, c, broadcast)]
+
+    def _unpack(self, i: int, c: int, owned: bool) -> Node:
+        return Node(
+            id=self._name("unpack", i, c),
+            kind=Kind.COPY,
+            stream=self.stream,
+            layer=i,
+            slot=self.plan.slot(i),
+            after=(self._passed("broadcast", "arrived", i, c),),
+            reads=() if owned else self._half(i, c),
+            writes=() if owned else self._cache(i, owned),
+        )
+
+    def _passed_on(self, label: str, i: int, c: int, node: Node) -> list[Node]:
+        """The event by which the other stream learns that `node` is over, if copies have their own stream."""
+        if self.stream == TRANSFER_STREAM:
+            return []
+        return [_event(self._name(label, i, c), i, node.stream, (node.id,))]
+
+    def _passed(self, node: str, event: str, i: int, c: int) -> str:
+        """What to come after where the other stream may have to wait: the node itself on one stream."""
+        return self._name(node if self.stream == TRANSFER_STREAM else event, i, c)
+
+    def _name(self, label: str, i: int, c: int) -> str:
+        return f"{label}[{i}]" if self.chunks == 1 else f"{label}.{c}[{i}]"
+
+    def _half(self, i: int, c: int) -> tuple[str]:
+        """The staging half of a chunk: chunks take turns over the whole forward."""
+        return (f"{STAGING}{(i * self.chunks + c) % 2}]",)
+
+    def _sent_before(self, i: int, c: int) -> tuple[str, ...]:
+        """The broadcast before that of chunk `c` of ordinal `i`."""
+        if c:
+            return (self._name("broadcast", i, c - 1),)
+        return (self._name("broadcast", i - 1, self.chunks - 1),) if i else ()
+
+    def _cache(self, i: int, owned: bool) -> tuple[str]:
+        """The buffer that holds the cache of ordinal `i`."""
+        return (f"persistent[{i}]",) if owned else (f"scratch[{self.plan.slot(i)}]",)
 
 
-def _event(kind: Kind, stream: str, i: int, after: tuple[str, ...]) -> Node:
-    return Node(id=f"{kind}[{i}]", kind=kind, stream=stream, after=after, layer=i)
+def _event(
+    node_id: str, i: int, stream: str, after: tuple[str, ...], *, kind: Kind = Kind.COMPLETION
+) -> Node:
+    return Node(id=node_id, kind=kind, stream=stream, after=after, layer=i)
 
 
 def _compute(
     node_id: str,
+    layer: int | None,
     *,
-    layer: int | None = None,
     reads: tuple[str, ...] = (),
     writes: tuple[str, ...] = (),
     after: tuple[str, ...] = (),

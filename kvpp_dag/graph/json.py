@@ -5,15 +5,17 @@ stream order follows, so stream order is not repeated as edges.
 """
 
 import json
+from typing import Annotated, Any
 
 import networkx as nx
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from kvpp_dag.errors import DumpError, GraphError
-from kvpp_dag.graph.nodes import Graph, Kind, Node, Policy, check_node
+from kvpp_dag.graph.nodes import MAX_NODES, Graph, Kind, Node, Policy, check_node
+from kvpp_dag.graph.reading import check_size, read_model
 
 SCHEMA_VERSION = 1
-MAX_NODES = 1_000_000
+MAX_EDGES = 20 * MAX_NODES
 
 
 def to_networkx(graph: Graph) -> "nx.DiGraph[str]":
@@ -35,9 +37,9 @@ def to_networkx(graph: Graph) -> "nx.DiGraph[str]":
     return result
 
 
-def to_json(graph: Graph) -> str:
-    """Write `graph` as indented JSON with sorted keys at the top level."""
-    dump = {
+def to_dump(graph: Graph) -> dict[str, Any]:
+    """`graph` as the plain data of its JSON form."""
+    return {
         "schema_version": SCHEMA_VERSION,
         "layout_hash": graph.layout_hash,
         "rank": graph.rank,
@@ -47,7 +49,11 @@ def to_json(graph: Graph) -> str:
         "depth": graph.depth,
         "graph": nx.node_link_data(to_networkx(graph), edges="edges"),
     }
-    return json.dumps(dump, indent=1) + "\n"
+
+
+def to_json(graph: Graph) -> str:
+    """Write `graph` as indented JSON."""
+    return json.dumps(to_dump(graph), indent=1) + "\n"
 
 
 class _DumpNode(BaseModel):
@@ -59,8 +65,8 @@ class _DumpNode(BaseModel):
     owner: int | None = Field(default=None, ge=0)
     slot: int | None = Field(default=None, ge=0)
     bytes: int = Field(default=0, ge=0)
-    reads: list[str] = []
-    writes: list[str] = []
+    reads: Annotated[list[str], FailFast()] = []
+    writes: Annotated[list[str], FailFast()] = []
 
 
 class _DumpEdge(BaseModel):
@@ -71,11 +77,13 @@ class _DumpEdge(BaseModel):
 
 class _DumpGraph(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True)
-    nodes: list[_DumpNode] = Field(max_length=MAX_NODES)
-    edges: list[_DumpEdge] = Field(max_length=MAX_NODES * 4)
+    nodes: Annotated[list[_DumpNode], FailFast()] = Field(max_length=MAX_NODES)
+    edges: Annotated[list[_DumpEdge], FailFast()] = Field(max_length=MAX_EDGES)
 
 
-class _Dump(BaseModel):
+class GraphDump(BaseModel):
+    """A graph as the plain data of its JSON form, read but not yet checked as a graph."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
     schema_version: int
     layout_hash: str
@@ -89,12 +97,12 @@ class _Dump(BaseModel):
 
 def from_json(text: str) -> Graph:
     """Read what `to_json` wrote. Raises DumpError naming the place that cannot be read."""
-    try:
-        dump = _Dump.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"])) or "the file"
-        raise DumpError(f"At {place}: {first['msg']}.") from error
+    check_size(text)
+    return from_dump(read_model(GraphDump, text))
+
+
+def from_dump(dump: GraphDump) -> Graph:
+    """The graph that `dump` describes. Raises DumpError naming the place that is wrong."""
     if dump.schema_version != SCHEMA_VERSION:
         raise DumpError(
             f"At schema_version: {dump.schema_version}; this version reads {SCHEMA_VERSION}."

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvpp_dag.errors import GraphError
-from kvpp_dag.graph.nodes import COMPUTE_STREAM, Graph, Kind, Node
+from kvpp_dag.graph.nodes import COMPUTE_STREAM, EVENTS, Graph, Kind, Node
 from kvpp_dag.graph.order import Cycle, order_of
-
-EVENTS = (Kind.READY, Kind.COMPLETION)
 
 
 class Op(StrEnum):
@@ -25,7 +23,7 @@ class Op(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step on `stream`. `node` is the event recorded or waited for, or the transfer."""
+    """One step on `stream`. `node` is the event recorded or waited for, or the broadcast or copy."""
 
     op: Op
     stream: str
@@ -47,6 +45,12 @@ class Program:
         """Number of target layers."""
         return len(self.acquire)
 
+    @property
+    def hooks(self) -> tuple[tuple[Step, ...], ...]:
+        """All hooks in the order in which an engine calls them."""
+        pairs = zip(self.acquire, self.release, strict=True)
+        return (self.begin, *(hook for pair in pairs for hook in pair), self.end)
+
 
 def lower(graph: Graph) -> Program:
     """Lower a forward's graph to its program, leaving out waits that an earlier one implies.
@@ -60,10 +64,11 @@ def lower(graph: Graph) -> Program:
     waits = _Waits(graph)
     pending: list[Step] = []
     for node in graph.nodes:
-        pending += [Step(op=Op.WAIT, stream=node.stream, node=e) for e in waits.needed(node)]
+        for event in waits.needed(node):
+            pending.append(Step(op=Op.WAIT, stream=node.stream, node=event))
         if node.kind in EVENTS:
             pending.append(Step(op=Op.RECORD, stream=node.stream, node=node.id))
-        elif node.kind is Kind.BROADCAST:
+        elif node.kind in (Kind.BROADCAST, Kind.COPY):
             pending.append(Step(op=Op.LAUNCH, stream=node.stream, node=node.id))
         else:
             hooks.before(node).extend(pending)
@@ -110,39 +115,47 @@ def _check_shape(graph: Graph) -> int:
 
 
 class _Waits:
-    """Which events a node's stream still has to wait for, given what it knows to be finished."""
+    """Which events a node's stream still has to wait for, given what it knows to be finished.
+
+    Sets of nodes are bits, by issue position. As every wait that is needed is made, what a stream knows at a
+    node is all that runs before it.
+    """
 
     def __init__(self, graph: Graph) -> None:
-        order = order_of((graph,))
-        if isinstance(order, Cycle):
-            raise GraphError("The graph has a cycle and cannot be lowered; verify names it.")
         self.graph = graph
-        self.order = order
         self.known: dict[str, int] = {}
+        self.before: list[int] = []
 
     def needed(self, node: Node) -> list[str]:
-        """Event ids to wait for before `node`, the latest first so that it can imply the others."""
-        position = self.graph.position
+        """Event ids to wait for before `node`, the latest first so that it can imply the others.
+
+        To be asked for every node, in issue order.
+        """
+        position, place = self.graph.position, len(self.before)
+        known = self.known.get(node.stream, 0)
         events = []
         for name in reversed(node.after):
-            other = self.graph[name]
             i = position[name]
-            if i > position[node.id]:
-                raise GraphError(
-                    f"{node.id} comes after {name}, which is issued later, so its wait would find "
-                    "nothing recorded yet; list predecessors first."
-                )
-            if other.stream == node.stream or self.known.get(node.stream, 0) >> i & 1:
+            if i > place:
+                raise GraphError(self._issued_later(node, name))
+            if known >> i & 1:
                 continue
+            other = self.graph.nodes[i]
             if other.kind not in EVENTS:
                 raise GraphError(
                     f"{node.id} on stream {node.stream!r} comes after {name} on stream "
                     f"{other.stream!r}; record an event after {name} and wait for that."
                 )
             events.append(name)
-            self._learn(node.stream, i)
-        self._learn(node.stream, position[node.id])
+            known |= self.before[i] | 1 << i
+        self.before.append(known)
+        self.known[node.stream] = known | 1 << place
         return events
 
-    def _learn(self, stream: str, i: int) -> None:
-        self.known[stream] = self.known.get(stream, 0) | self.order.ancestors[i] | 1 << i
+    def _issued_later(self, node: Node, name: str) -> str:
+        if isinstance(order_of((self.graph,)), Cycle):
+            return "The graph has a cycle and cannot be lowered; verify names it."
+        return (
+            f"{node.id} comes after {name}, which is issued later, so its wait would find nothing recorded yet; "
+            "list predecessors first."
+        )

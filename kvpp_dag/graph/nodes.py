@@ -6,23 +6,38 @@ which the graph lists them.
 """
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from itertools import pairwise
 
 from kvpp_dag.errors import GraphError
 
 COMPUTE_STREAM = "compute"
 TRANSFER_STREAM = "transfer"
+COPY_STREAM = "copy"
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,199}(\[[0-9]{1,9}\])?")
 """What ids, streams and buffers may look like; it keeps the text form unambiguous."""
 
 LAYOUT_HASH = re.compile(r"[A-Za-z0-9_.]{0,64}")
 
+MAX_NODES = 20_000
+"""Nodes of a graph; a proof holds the order of two forwards, about 200 MB for that many."""
+
+MAX_BUFFERS = 256
+"""Buffers that one node may read, and that it may write."""
+
+MAX_RANKS = 1 << 20
+MAX_NUMBER = (1 << 64) - 1
+"""Largest layer, owner, slot, depth or byte count; larger ones are no sizes of anything."""
+
 SCRATCH = "scratch["
 """Prefix of buffers whose content belongs to one layer of one forward."""
+
+STAGING = "staging["
+"""Prefix of the halves through which packed blocks travel; what they hold is as short-lived."""
 
 
 class Kind(StrEnum):
@@ -32,6 +47,11 @@ class Kind(StrEnum):
     BROADCAST = "broadcast"
     COMPLETION = "completion"
     COMPUTE = "compute"
+    COPY = "copy"
+
+
+EVENTS = (Kind.READY, Kind.COMPLETION)
+"""Kinds of nodes that take no time: points of a stream."""
 
 
 class Policy(StrEnum):
@@ -46,7 +66,7 @@ class Policy(StrEnum):
     ON_RELEASE = "on_release"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class Node:
     """One node; `id` is equal on every rank.
 
@@ -64,6 +84,34 @@ class Node:
     owner: int | None = None
     slot: int | None = None
     bytes: int = 0
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        kind: Kind,
+        stream: str,
+        after: tuple[str, ...] = (),
+        reads: tuple[str, ...] = (),
+        writes: tuple[str, ...] = (),
+        layer: int | None = None,
+        owner: int | None = None,
+        slot: int | None = None,
+        bytes: int = 0,
+    ) -> None:
+        # As a frozen dataclass would, which takes twice as long over it: half the time of building a graph.
+        self.__dict__.update(
+            id=id,
+            kind=kind,
+            stream=stream,
+            after=after,
+            reads=reads,
+            writes=writes,
+            layer=layer,
+            owner=owner,
+            slot=slot,
+            bytes=bytes,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,21 +132,28 @@ class Graph:
     depth: int = 1
 
     def __post_init__(self) -> None:
+        if len(self.nodes) > MAX_NODES:
+            raise GraphError(f"The graph has {len(self.nodes)} nodes; expected at most {MAX_NODES}.")
         position = self.position
         if len(position) != len(self.nodes):
             twice = next(n.id for i, n in enumerate(self.nodes) if position[n.id] != i)
             raise GraphError(f"Node id {twice!r} occurs twice; ids must be unique in a graph.")
         if not 0 <= self.rank < self.ranks:
             raise GraphError(f"Rank {self.rank} is not one of the {self.ranks} ranks of its group.")
+        if self.ranks > MAX_RANKS:
+            raise GraphError(f"The group has more than {MAX_RANKS} ranks; expected fewer.")
         if self.depth < 1:
             raise GraphError(f"The prefetch depth is {self.depth}; expected 1 or more.")
+        if self.depth > MAX_NUMBER:
+            raise GraphError(f"The prefetch depth is above {MAX_NUMBER}; expected less.")
         if not LAYOUT_HASH.fullmatch(self.layout_hash):
             raise GraphError(
                 f"The layout hash is {self.layout_hash[:80]!r}; expected up to 64 letters and digits."
             )
-        for node in self.nodes:
-            check_node(node, position)
-        if any(len(node.after) > 1 for node in self.nodes):
+        if not _plainly_sound(self.nodes, position):
+            for node in self.nodes:
+                check_node(node, position)
+        if not all(_in_order(node.after, position) for node in self.nodes if len(node.after) > 1):
             object.__setattr__(self, "nodes", tuple(_sorted(n, position) for n in self.nodes))
 
     @cached_property
@@ -116,6 +171,16 @@ class Graph:
         return tuple(node for node in self.nodes if node.kind is Kind.BROADCAST)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Collectives:
+    """What one rank of a group broadcasts in a forward, in issue order."""
+
+    rank: int
+    ranks: int
+    layout_hash: str
+    broadcasts: tuple[Node, ...]
+
+
 def check_node(node: Node, ids: Container[str]) -> None:
     """Raise GraphError if `node` cannot be part of a graph with these node ids."""
     for name in (node.id, node.stream, *node.reads, *node.writes):
@@ -124,15 +189,39 @@ def check_node(node: Node, ids: Container[str]) -> None:
                 f"Node {node.id[:80]!r} uses the name {name[:80]!r}; names start with a letter, "
                 "hold letters, digits and _.:/-, and may end with an index such as [12]."
             )
+    if max(len(node.reads), len(node.writes)) > MAX_BUFFERS:
+        raise GraphError(f"Node {node.id!r} uses more than {MAX_BUFFERS} buffers; expected fewer.")
     numbers = {"layer": node.layer, "owner": node.owner, "slot": node.slot, "bytes": node.bytes}
     for field, value in numbers.items():
         if value is not None and value < 0:
             raise GraphError(f"Node {node.id!r} has {field} {value}; expected 0 or more.")
+        if value is not None and value > MAX_NUMBER:
+            raise GraphError(f"Node {node.id!r} has {field} above {MAX_NUMBER}; expected less.")
     for other in node.after:
         if other not in ids:
             raise GraphError(f"Node {node.id!r} comes after {other[:80]!r}, which does not exist.")
     if node.id in node.after:
         raise GraphError(f"Node {node.id!r} comes after itself.")
+
+
+def _plainly_sound(nodes: Sequence[Node], ids: Mapping[str, int]) -> bool:
+    """Whether `check_node` has nothing to say, from one look at all nodes together: a graph repeats its names."""
+    uses = {n.reads for n in nodes} | {n.writes for n in nodes}
+    names = {n.stream for n in nodes}.union(ids, *uses)
+    numbers = {n.layer for n in nodes}.union(*((n.owner, n.slot, n.bytes) for n in nodes))
+    before: set[str] = set().union(*(n.after for n in nodes))
+    return (
+        all(map(NAME.fullmatch, names))
+        and all(len(buffers) <= MAX_BUFFERS for buffers in uses)
+        and all(n is None or 0 <= n <= MAX_NUMBER for n in numbers)
+        and before <= ids.keys()
+        and not any(n.id in n.after for n in nodes)
+    )
+
+
+def _in_order(after: tuple[str, ...], position: Mapping[str, int]) -> bool:
+    """Whether predecessors are in issue order, without repetition."""
+    return all(position[a] < position[b] for a, b in pairwise(after))
 
 
 def _sorted(node: Node, position: dict[str, int]) -> Node:

@@ -14,6 +14,7 @@ from typing import Any
 from kvpp_dag.errors import DumpError, GraphError
 from kvpp_dag.graph.nodes import (
     COMPUTE_STREAM,
+    MAX_NODES,
     TRANSFER_STREAM,
     Graph,
     Kind,
@@ -21,7 +22,9 @@ from kvpp_dag.graph.nodes import (
     Policy,
     check_node,
 )
+from kvpp_dag.graph.reading import check_size
 
+MAX_LINES = 2 * MAX_NODES
 _HEADER = "# kvpp graph "
 _LABEL = re.compile(r"(?P<name>[^\[]*)(\[(?P<layer>[0-9]{1,9})\])?")
 
@@ -37,6 +40,7 @@ def to_text(graph: Graph) -> str:
 
 def from_text(text: str) -> Graph:
     """Read what `to_text` wrote. Raises DumpError naming the line that cannot be read."""
+    check_size(text)
     lines = text.splitlines()
     if not lines or not lines[0].startswith(_HEADER):
         raise DumpError(f"Line 1 is not a graph header; expected it to start with {_HEADER!r}.")
@@ -64,6 +68,8 @@ def from_text(text: str) -> Graph:
 
 def _nodes(lines: list[str]) -> tuple[Node, ...]:
     """The nodes on the lines after the header, each checked so that an error names its line."""
+    if len(lines) > MAX_LINES:
+        raise DumpError(f"Line {MAX_LINES}: a dump of more than {MAX_LINES} lines is not read.")
     nodes = {i: _node(line, i) for i, line in enumerate(lines[1:], 2) if line.strip()}
     ids: dict[str, int] = {}
     for number, node in nodes.items():

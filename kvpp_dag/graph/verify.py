@@ -5,14 +5,17 @@ what its own layer wrote, every transfer must have a waiter, and all ranks must 
 of collectives. A graph built by hand is held to the same rules as a compiled one.
 """
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
-from kvpp_dag.errors import UnsoundGraphError
-from kvpp_dag.graph.nodes import SCRATCH, Graph, Kind
+from kvpp_dag.graph.nodes import SCRATCH, STAGING, Collectives, Graph, Kind
 from kvpp_dag.graph.order import Cycle, Order, order_of
+
+MAX_FINDINGS = 1000
+"""Races, and wrong contents, that are looked for in one rank's graph; there can be millions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +57,6 @@ def verify_group(graphs: Sequence[Graph]) -> tuple[Finding, ...]:
     return (*findings, *collective_order(graphs))
 
 
-def ensure_sound(graphs: Sequence[Graph]) -> None:
-    """Raise UnsoundGraphError if one rank's graphs are unsound in any consecutive order.
-
-    `graphs` are the kinds of forward that the rank may run in any order, e.g. with and without
-    history.
-    """
-    findings = tuple(f for first in graphs for then in graphs for f in verify(first, then))
-    if findings:
-        more = f" ({len(findings) - 1} more findings)" if len(findings) > 1 else ""
-        raise UnsoundGraphError(findings[0].message + more, findings)
-
-
 class _Labelled:
     """Consecutive forwards numbered through, with names that tell the second forward apart."""
 
@@ -94,10 +85,10 @@ def _findings(graphs: tuple[Graph, ...]) -> tuple[Finding, ...]:
     order = order_of(graphs)
     if isinstance(order, Cycle):
         return (_deadlock(forwards, order),)
-    races = tuple(_races(forwards, order))
+    races = tuple(islice(_races(forwards, order), MAX_FINDINGS))
     return (
         *races,
-        *(() if races else _contents(forwards, order)),
+        *(() if races else islice(_contents(forwards, order), MAX_FINDINGS)),
         *_unjoined(graphs[0], single),
         *_unordered_collectives(forwards, order),
         *_misdescribed(graphs[0]),
@@ -116,7 +107,7 @@ def _deadlock(forwards: _Labelled, cycle: Cycle) -> Finding:
 
 def _unjoined(graph: Graph, order: Order) -> Iterator[Finding]:
     """Transfers that no other stream waits for within their forward."""
-    transfers = [(i, n) for i, n in enumerate(graph.nodes) if n.kind is Kind.BROADCAST]
+    transfers = [(i, n) for i, n in enumerate(graph.nodes) if n.kind in (Kind.BROADCAST, Kind.COPY)]
     awaited = {node.stream: 0 for _, node in transfers}
     for stream in awaited:
         for i, node in enumerate(graph.nodes):
@@ -149,10 +140,14 @@ def _unordered_collectives(forwards: _Labelled, order: Order) -> Iterator[Findin
 
 
 def _misdescribed(graph: Graph) -> Iterator[Finding]:
-    """Broadcasts whose owner or slot contradicts what they read and write on this rank."""
-    for node in graph.broadcasts:
+    """Transfers that contradict themselves: by their owner or slot, or as a copy of nothing."""
+    for node in graph.nodes:
         problem = None
-        if node.owner is not None and node.owner >= graph.ranks:
+        if node.kind is Kind.COPY and node.writes and not node.reads:
+            problem = f"it copies into {', '.join(node.writes)}, but reads nothing"
+        elif node.kind is not Kind.BROADCAST:
+            continue
+        elif node.owner is not None and node.owner >= graph.ranks:
             problem = f"its owner {node.owner} is not one of the {graph.ranks} ranks"
         elif node.owner == graph.rank and node.writes:
             problem = f"this rank owns it, but it writes {', '.join(node.writes)}"
@@ -197,16 +192,18 @@ def _race(forwards: _Labelled, buffer: str, i: int, j: int) -> Finding:
 def _contents(forwards: _Labelled, order: Order) -> Iterator[Finding]:
     """Reads that would find another layer's data, or in scratch another forward's.
 
-    Needs a graph without races: only then is there one last writer before every read.
+    Needs a graph without races: only then is there one last writer before every read. As the writers of a buffer
+    are then ordered, those before a read are the first few of them.
     """
     for buffer, accesses in forwards.accesses.items():
         writers = [i for i, writes in accesses if writes]
+        writers.sort(key=lambda i: order.ancestors[i].bit_count())
         for j, _ in accesses:
             reader = forwards.nodes[j]
             if buffer not in reader.reads or reader.layer is None:
                 continue
-            before = [i for i in writers if order.ancestors[j] >> i & 1]
-            last = max(before, key=lambda i: order.ancestors[i].bit_count(), default=None)
+            before = bisect_left(writers, True, key=lambda i: not order.ancestors[j] >> i & 1)
+            last = writers[before - 1] if before else None
             problem = _content_problem(forwards, buffer, j, last)
             if problem:
                 yield Finding(
@@ -219,7 +216,7 @@ def _contents(forwards: _Labelled, order: Order) -> Iterator[Finding]:
 
 
 def _content_problem(forwards: _Labelled, buffer: str, j: int, last: int | None) -> str | None:
-    is_scratch = buffer.startswith(SCRATCH)
+    is_scratch = buffer.startswith((SCRATCH, STAGING))
     if last is None:
         return "which nothing wrote before" if is_scratch else None
     if forwards.nodes[last].layer != forwards.nodes[j].layer:
@@ -229,12 +226,12 @@ def _content_problem(forwards: _Labelled, buffer: str, j: int, last: int | None)
     return None
 
 
-def collective_order(graphs: Sequence[Graph]) -> Iterator[Finding]:
+def collective_order(graphs: Sequence[Graph | Collectives]) -> Iterator[Finding]:
     """Differences between the collective sequences of ranks, which would deadlock or corrupt."""
     if not graphs:
         return
     first = graphs[0]
-    expected = [(n.id, n.owner, n.bytes) for n in first.broadcasts]
+    expected = [(n.id, n.layer, n.owner, n.bytes) for n in first.broadcasts]
     seen = {first.rank}
     for graph in graphs[1:]:
         problem, nodes = _difference(first, expected, graph, seen)
@@ -249,9 +246,9 @@ def collective_order(graphs: Sequence[Graph]) -> Iterator[Finding]:
 
 
 def _difference(
-    first: Graph,
-    expected: list[tuple[str, int | None, int]],
-    graph: Graph,
+    first: Graph | Collectives,
+    expected: list[tuple[str, int | None, int | None, int]],
+    graph: Graph | Collectives,
     seen: set[int],
 ) -> tuple[str | None, tuple[str, ...]]:
     if graph.rank in seen:
@@ -261,10 +258,10 @@ def _difference(
             f"they were planned differently ({first.ranks} ranks, layout {first.layout_hash}, "
             f"against {graph.ranks} ranks, layout {graph.layout_hash})"
         ), ()
-    actual = [(n.id, n.owner, n.bytes) for n in graph.broadcasts]
+    actual = [(n.id, n.layer, n.owner, n.bytes) for n in graph.broadcasts]
     for place, (left, right) in enumerate(zip(expected, actual, strict=False)):
         if left != right:
-            detail = "{0[0]} (owner {0[1]}, {0[2]} bytes)"
+            detail = "{0[0]} (layer {0[1]}, owner {0[2]}, {0[3]} bytes)"
             return (
                 f"at place {place} one issues {detail.format(left)} and the other {detail.format(right)}"
             ), (left[0], right[0])

@@ -2,8 +2,10 @@ import re
 from collections import defaultdict
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 
+from kvpp_dag.errors import GraphError
 from kvpp_dag.graph import to_dot
 from tests.builders import changed, edges, forward
 from tests.graph.graph_strategies import graphs
@@ -58,3 +60,15 @@ def test_an_edge_taken_away_is_no_longer_drawn():
 
 def test_a_broadcast_says_owner_and_bytes():
     assert r'label="broadcast[0]\nowner 0, 40 bytes\nreads persistent[0]"' in to_dot(forward(2))
+
+
+def test_the_critical_path_has_a_double_border_and_no_other_node_has():
+    dot = to_dot(forward(3), ["broadcast[1]", "attend[1]"])
+    marked = [line.split('"')[1] for line in dot.splitlines() if "peripheries=2, penwidth=2];" in line]
+    assert sorted(marked) == ["attend[1]", "broadcast[1]"]
+    assert dot.replace(", peripheries=2, penwidth=2", "") == to_dot(forward(3))
+
+
+def test_a_critical_path_of_another_graph_is_refused():
+    with pytest.raises(GraphError, match=r"names 'attend\[3\]', which the graph does not have"):
+        to_dot(forward(3), ["attend[3]"])

@@ -1,10 +1,13 @@
 """The judge of the verifier's tests must itself see each kind of fault, and none where there is none."""
 
+import random
+
 import pytest
 
 from kvpp_dag.graph import Policy, from_text, without_edge
-from tests.builders import changed, forward, group
-from tests.judge import fault_by_closure, fault_of
+from tests.builders import changed, edges, forward, group
+from tests.graph.random_dags import random_graph
+from tests.judge import _World, fault_by_closure, fault_of
 
 HEADER = "# kvpp graph rank=0 ranks=1 layout=- history=true policy=on_acquire depth=1"
 
@@ -80,3 +83,48 @@ def test_the_closure_judge_sees_races_rings_and_unjoined_transfers():
         changed(graph, "attend[2]", after=(), reads=(), writes=()), "broadcast[2]", writes=()
     )
     assert fault_by_closure(alone) == "unjoined: broadcast[2]"
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_the_closure_judge_agrees_with_the_search(policy):
+    faults = []
+    for layers, ranks, depth in [(3, 2, 1), (4, 3, 1), (4, 2, 2)]:
+        graph = forward(layers, ranks, rank=ranks - 1, policy=policy, depth=depth)
+        for edge in edges(graph):
+            broken = without_edge(graph, *edge)
+            faults.append(fault_of([[broken, broken]]))
+            assert bool(fault_by_closure(broken)) == bool(faults[-1])
+    assert sum(map(bool, faults)) > 10
+    assert None in faults
+
+
+def test_what_nobody_can_tell_the_order_of_need_not_be_tried_in_every_order(monkeypatch):
+    """The search that goes through more states comes to the same verdicts."""
+    graphs = [random_graph(random.Random(seed)) for seed in range(300)]
+    short = [fault_of([[graph, graph]]) is None for graph in graphs]
+    monkeypatch.setattr(_World, "instants_first", False)
+    assert [fault_of([[graph, graph]]) is None for graph in graphs] == short
+    assert 30 < sum(short) < 270
+
+
+def test_a_broadcast_brings_what_its_owner_sends():
+    """Same name, owner and size, but another layer: only the ranks together show it."""
+    send = _text("broadcast[0] layer=1 owner=0 reads=persistent[1]", "attend[1] after broadcast[0]")
+    lines = ["broadcast[0] owner=0 writes=scratch[0]", "attend[0] reads=scratch[0] after broadcast[0]"]
+    receive = from_text("\n".join([HEADER.replace("rank=0 ranks=1", "rank=1 ranks=2"), *lines]))
+    right = changed(send, "broadcast[0]", layer=0)
+    assert fault_of([[right], [receive]]) is None
+    assert fault_of([[receive]]) is None
+    assert fault_of([[send], [receive]]).startswith("content: attend[0] finds (1, 0)")
+    nothing = changed(right, "broadcast[0]", reads=())
+    assert fault_of([[nothing], [receive]]).startswith("content")
+
+
+def test_a_broadcast_that_names_another_slot_than_it_writes_is_read_both_ways():
+    lines = ["broadcast[0] owner=1 slot=0 writes=scratch[1]"]
+    for slot in (0, 1):
+        text = [*lines, f"attend[0] reads=scratch[{slot}] after broadcast[0]"]
+        graph = _text(*text)
+        assert fault_of([[graph]]).startswith("content")
+    right = changed(graph, "broadcast[0]", slot=1)
+    assert fault_of([[right]]) is None
