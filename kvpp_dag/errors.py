@@ -5,6 +5,7 @@ specs, `GraphError` is a graph that must not run, `ForwardError` is an engine th
 an order that no graph allows, and `TransferError` is a peer or a link.
 """
 
+from asyncio import CancelledError
 from collections.abc import Mapping
 
 
@@ -59,6 +60,10 @@ class CoverageError(ForwardError):
     """A forward ended before every target layer was acquired and released."""
 
 
+class BlocksError(ForwardError):
+    """The engine named blocks that its cache does not have, or named them out of order."""
+
+
 class ReentryError(ForwardError):
     """A forward was begun while another one is in flight."""
 
@@ -81,4 +86,20 @@ class NodeError(KvppError, RuntimeError):
     def __init__(self, message: str, node: str, states: Mapping[str, str]) -> None:
         super().__init__(message)
         self.node = node
+        self.states = states
+
+
+class NodeTimeoutError(NodeError):
+    """A node did not return in time. It still runs on its stream, since a thread cannot be killed."""
+
+
+class RunCancelledError(CancelledError):
+    """The task of a graph's run was cancelled; `states` is the final state of every node.
+
+    The cause is the first failure of a node, if there was one. It is no KvppError, which
+    `except Exception` would swallow.
+    """
+
+    def __init__(self, states: Mapping[str, str]) -> None:
+        super().__init__("The run of a graph was cancelled.")
         self.states = states

@@ -1,6 +1,6 @@
 """What the runtime and trace tests share: small plans, a deterministic engine, and ranks to run it on.
 
-Ranks are threads over a `LocalGroup` or real processes over gloo; both run the same module-level
+Ranks are threads over a `LocalGroup`, or real processes over gloo or shared memory; all run the same module-level
 functions `work(transport, *args)`, of which the larger ones are in `runtime_work`.
 """
 
@@ -11,6 +11,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -27,7 +28,10 @@ from kvpp_dag.runtime import (
     LocalGroup,
     Observer,
     ProcessGroupTransport,
+    SharedMemoryTransport,
     Transport,
+    allocate_zeroed,
+    gather_bytes,
 )
 
 NUM_BLOCKS = 5
@@ -54,13 +58,18 @@ def small_plan(layers: int, ranks: int, depth: int = 1) -> StagePlan:
 
 
 class GuardedMemory:
-    """An allocator whose buffers, filled with a sentinel, have guard bytes on either side."""
+    """An allocator whose buffers, filled with a sentinel, have guard bytes on either side.
 
-    def __init__(self) -> None:
+    The memory is of the kind that `transport` sends from.
+    """
+
+    def __init__(self, transport: Transport | None = None) -> None:
         self.whole: list[torch.Tensor] = []
+        sender = getattr(transport, "inner", transport)
+        self._allocate = getattr(sender, "allocate", allocate_zeroed)
 
     def __call__(self, nbytes: int) -> torch.Tensor:
-        self.whole.append(torch.full((nbytes + 2 * GUARD,), SENTINEL, dtype=torch.uint8))
+        self.whole.append(self._allocate(nbytes + 2 * GUARD).fill_(SENTINEL))
         return self.whole[-1][GUARD : GUARD + nbytes]
 
     def guards_intact(self) -> bool:
@@ -122,7 +131,9 @@ def make_engine(
     skip_broadcasts: bool = False,
     timeout: float = 20.0,
 ) -> Engine:
-    arena = Arena(plan, rank=transport.rank, num_blocks=NUM_BLOCKS, allocate=memory or GuardedMemory())
+    arena = Arena(
+        plan, rank=transport.rank, num_blocks=NUM_BLOCKS, allocate=memory or GuardedMemory(transport)
+    )
     forward = ForwardPass(
         arena=arena,
         transport=transport,
@@ -149,11 +160,12 @@ Work = Callable[..., object]
 def run_group(kind: str, size: int, work: Work, *args: object, timeout: float = 10.0) -> list[object]:
     """Run `work(transport, *args)` on every rank; an exception takes the place of a result.
 
-    `kind` is `local` (threads) or `gloo` (processes). `timeout` bounds every transfer. A process that
-    ends without a result gives its exit code as `Died`.
+    `kind` is `local` (threads), `gloo` or `shared` (processes). `timeout` bounds every transfer. A process
+    that ends without a result gives its exit code as `Died`.
     """
-    run = {"local": run_threads, "gloo": run_processes}[kind]
-    return run(size, work, *args, timeout=timeout)
+    if kind == "local":
+        return run_threads(size, work, *args, timeout=timeout)
+    return run_processes(size, work, *args, timeout=timeout, kind=kind)
 
 
 class Died(Exception):  # noqa: N818
@@ -183,14 +195,17 @@ _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.runtime_work"])
 
 
-def run_processes(size: int, work: Work, *args: object, timeout: float = 10.0) -> list[object]:
+def run_processes(
+    size: int, work: Work, *args: object, timeout: float = 10.0, kind: str = "gloo"
+) -> list[object]:
     """Processes leave together, when all have reported, so that none breaks another's connections."""
     with tempfile.TemporaryDirectory() as folder:
         ends, processes = [], []
         for rank in range(size):
             mine, theirs = _SERVER.Pipe()
             process = _SERVER.Process(
-                target=_rank_main, args=(theirs, rank, size, f"{folder}/store", timeout, work, args)
+                target=_rank_main,
+                args=(theirs, rank, size, f"{folder}/store", timeout, kind, work, args),
             )
             process.start()
             theirs.close()
@@ -216,8 +231,22 @@ def _result(end: Connection, process: multiprocessing.Process) -> object:
         return Died(process.exitcode)
 
 
+def _process_transport(kind: str, group: dist.ProcessGroup, size: int, timeout: float) -> Transport:
+    if kind == "gloo":
+        return ProcessGroupTransport(group, range(size))
+    exchange = partial(gather_bytes, group, range(size))
+    return SharedMemoryTransport(exchange, rank=dist.get_rank(), ranks=range(size), timeout=timeout)
+
+
 def _rank_main(
-    end: Connection, rank: int, size: int, store: str, timeout: float, work: Work, args: tuple
+    end: Connection,
+    rank: int,
+    size: int,
+    store: str,
+    timeout: float,
+    kind: str,
+    work: Work,
+    args: tuple,
 ) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -225,7 +254,7 @@ def _rank_main(
     dist.init_process_group("gloo", init_method=Path(store).as_uri(), rank=rank, world_size=size)
     group = dist.new_group(list(range(size)), timeout=limit, backend="gloo")
     try:
-        result = work(ProcessGroupTransport(group, range(size)), *args)
+        result = work(_process_transport(kind, group, size, timeout), *args)
     except Exception as error:
         result = error
     end.send(result)

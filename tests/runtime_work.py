@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.distributed as dist
 
 from kvpp_dag.errors import DivergenceError, TransferError
 from kvpp_dag.graph import Policy
-from kvpp_dag.runtime import Arena, Transport, process_group
+from kvpp_dag.runtime import Arena, ProcessGroupTransport, Transport, process_group
 from kvpp_dag.trace import ForwardRecord, Recorder
 from tests.runtime_support import SENTINEL, Engine, GuardedMemory, as_bytes, make_engine, small_plan
 
@@ -27,7 +28,7 @@ def nan_payloads(dtype: torch.dtype) -> torch.Tensor:
 def exchange(transport: Transport, dtype: torch.dtype, *, send: bool = True) -> bytes:
     """Rank 0 owns the payload; every rank returns the bytes that it then holds."""
     payload = nan_payloads(dtype)
-    storage = torch.full((payload.nbytes + 32,), SENTINEL, dtype=torch.uint8)
+    storage = GuardedMemory(transport)(payload.nbytes + 32)
     view = storage[16:-16].view(dtype)  # contiguous, at an offset
     if transport.rank == 0:
         view.copy_(payload)
@@ -42,6 +43,15 @@ def exchange_in_pieces(transport: Transport, largest: int) -> bytes:
     """As `exchange`, in several pieces a broadcast."""
     process_group.piece_bounds = partial(process_group.piece_bounds, largest=largest)
     return exchange(transport, torch.uint8)
+
+
+def exchange_over_groups(transport: ProcessGroupTransport, groups: int, large: int) -> bytes:
+    """As `exchange`, over as many `groups`, which serve broadcasts from `large` bytes on."""
+    process_group.LARGE = large
+    more = [dist.new_group(list(transport.ranks), backend="gloo") for _ in range(groups - 1)]
+    spread = ProcessGroupTransport(transport.group, transport.ranks, more_groups=more)
+    spread.agree(b"same")
+    return exchange(spread, torch.uint8)
 
 
 def agree(transport: Transport, tokens: Sequence[bytes]) -> None:
@@ -77,7 +87,7 @@ def serve(
     `fail[rank] = (forward, layer)` makes that rank's forward raise there; every rank then repeats it.
     """
     plan = small_plan(layers, transport.size, depth)
-    memory = GuardedMemory()
+    memory = GuardedMemory(transport)
     engine = make_engine(plan, transport, memory=memory, policy=policy, skip_broadcasts=skip_broadcasts)
     received = [i for i in range(layers) if plan.owners[i] != transport.rank]
     fail = fail or {}

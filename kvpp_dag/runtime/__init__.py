@@ -5,16 +5,20 @@ any graph whose nodes carry callables. Both take their streams, and what transfe
 """
 
 from kvpp_dag.runtime.accelerator import AcceleratorEvent, AcceleratorStream, Completion, CurrentStream
-from kvpp_dag.runtime.arena import Arena, allocate_zeroed
+from kvpp_dag.runtime.arena import Allocate, Arena, allocate_zeroed
+from kvpp_dag.runtime.calibrate import measure_costs
 from kvpp_dag.runtime.canary import VerifyingTransport
 from kvpp_dag.runtime.compile import compile_forwards
 from kvpp_dag.runtime.executor import Executor, State
 from kvpp_dag.runtime.forward import ForwardPass
 from kvpp_dag.runtime.kinds import Streams, make_streams
+from kvpp_dag.runtime.links import host_identity
 from kvpp_dag.runtime.local import LocalGroup, LocalTransport
 from kvpp_dag.runtime.manual import ManualStream
 from kvpp_dag.runtime.observer import Observer
-from kvpp_dag.runtime.process_group import ProcessGroupTransport
+from kvpp_dag.runtime.payload import Costs, Payload
+from kvpp_dag.runtime.process_group import ProcessGroupTransport, gather_bytes
+from kvpp_dag.runtime.shared_memory import SharedMemoryTransport
 from kvpp_dag.runtime.streams import CpuStream, Event, HostEvent, HostStream, Stream
 from kvpp_dag.runtime.transport import Transport
 from kvpp_dag.runtime.vendors import find_accelerator, group_backend
@@ -22,8 +26,10 @@ from kvpp_dag.runtime.vendors import find_accelerator, group_backend
 __all__ = [
     "AcceleratorEvent",
     "AcceleratorStream",
+    "Allocate",
     "Arena",
     "Completion",
+    "Costs",
     "CpuStream",
     "CurrentStream",
     "Event",
@@ -35,7 +41,9 @@ __all__ = [
     "LocalTransport",
     "ManualStream",
     "Observer",
+    "Payload",
     "ProcessGroupTransport",
+    "SharedMemoryTransport",
     "State",
     "Stream",
     "Streams",
@@ -44,6 +52,9 @@ __all__ = [
     "allocate_zeroed",
     "compile_forwards",
     "find_accelerator",
+    "gather_bytes",
     "group_backend",
+    "host_identity",
     "make_streams",
+    "measure_costs",
 ]

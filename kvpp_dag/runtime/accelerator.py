@@ -9,11 +9,14 @@ looks at an event: at the latest when the forward after the next begins, or at a
 
 import time
 from enum import StrEnum
+from typing import cast
 
 import torch
 
 from kvpp_dag.errors import TransferError
+from kvpp_dag.runtime.device_times import AcceleratorTimes, Anchor
 from kvpp_dag.runtime.streams import Work
+from kvpp_dag.runtime.tape import Stamp, Tape
 
 FIRST_PAUSE, LONGEST_PAUSE = 20e-6, 1e-3
 """Seconds between two looks at an event that the host waits for."""
@@ -117,6 +120,10 @@ class CurrentStream:
         if self._host_waits:
             event.synchronize(self._timeout)
 
+    def stamp(self, tape: Tape, cell: int) -> Stamp:
+        """Notes the device's time on the current stream."""
+        return _times_of(tape, self._device).stamp(cell)
+
     def synchronize(self, timeout: float) -> None:
         """Block the host until everything submitted to the current stream so far has run."""
         self.record(self._end)
@@ -161,7 +168,19 @@ class AcceleratorStream:
         self.error = self.error or event.error
         event.native.wait(self._native)
 
+    def stamp(self, tape: Tape, cell: int) -> Stamp:
+        """Notes the device's time, when launched on this stream."""
+        return _times_of(tape, self._device).stamp(cell)
+
     def synchronize(self, timeout: float) -> None:
         """Block the host until everything submitted so far has run; raise the stream's error."""
         self.record(self._end)
         self._end.synchronize(timeout)
+
+
+def _times_of(tape: Tape, device: torch.device) -> AcceleratorTimes:
+    """The cells that `device` fills in on `tape`; all tapes of an observer share one anchor."""
+    if tape.device is None:
+        anchor: Anchor = tape.shared.setdefault(device, Anchor(device=device, clock=tape.clock))
+        tape.device = AcceleratorTimes(tape, anchor)
+    return cast("AcceleratorTimes", tape.device)

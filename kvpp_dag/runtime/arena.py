@@ -1,4 +1,4 @@
-"""Storage of one rank: persistent buffers, scratch slots, draft caches, and views into them.
+"""Storage of one rank: persistent buffers, scratch slots, staging halves, draft caches, and views into them.
 
 Every bundle is one contiguous run of bytes. Component `c` of a bundle over `n` blocks takes
 `n * c.bytes_per_block` bytes, components in the order of the cache spec.
@@ -23,7 +23,7 @@ def allocate_zeroed(nbytes: int, device: torch.device | str = "cpu") -> torch.Te
 class Arena:
     """The KV storage of `rank` for `num_blocks` blocks.
 
-    `allocate` is called once per owned bundle, per scratch slot and per draft layer, so that an engine
+    `allocate` is called once per owned bundle, scratch slot, staging half and draft layer, so that an engine
     can supply the memory. Raises LayoutError if it returns something else than was asked for.
     """
 
@@ -45,13 +45,19 @@ class Arena:
         self._persistent = {b.ordinal: take(b.bytes_per_block * num_blocks) for b in plan.owned(rank)}
         slot_bytes = plan.largest_bundle * num_blocks
         self._scratch = [take(slot_bytes) for _ in range(plan.slots)] if slot_bytes else []
+        half = plan.staging_blocks(num_blocks) * plan.largest_bundle
+        self._staging = [take(half) for _ in range(2)] if half else []
         self._drafts = {s.layer: take(s.bytes_per_block * num_blocks) for s in plan.drafts}
 
     @property
     def nbytes(self) -> int:
         """Bytes of all storage of this rank."""
-        tensors = [*self._persistent.values(), *self._scratch, *self._drafts.values()]
-        return sum(tensor.numel() for tensor in tensors)
+        return sum(tensor.numel() for tensor in self._tensors())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the storage is; the host, if there is none."""
+        return next((tensor.device for tensor in self._tensors()), torch.device("cpu"))
 
     def cache(self, ordinal: int) -> torch.Tensor:
         """The bundle of target layer `ordinal` on this rank: uint8 [bytes_per_block * num_blocks].
@@ -78,6 +84,13 @@ class Arena:
     def scratch(self, slot: int) -> torch.Tensor:
         """A whole scratch slot: uint8 [largest bundle * num_blocks]."""
         return self._scratch[slot]
+
+    def staging(self, half: int) -> torch.Tensor:
+        """A staging half: uint8 [staging blocks * largest bundle]. Raises IndexError without staging."""
+        return self._staging[half]
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [*self._persistent.values(), *self._scratch, *self._staging, *self._drafts.values()]
 
     def _component(self, storage: torch.Tensor, spec: CacheSpec, name: str) -> torch.Tensor:
         offset = spec.component_offset(name, self.num_blocks)

@@ -1,18 +1,19 @@
 """Bind a program to streams, events and transfers: every step becomes one ready-made call.
 
 Binding happens once per kind of forward; running a hook afterwards is a loop over calls that looks
-nothing up and allocates nothing.
+nothing up and allocates nothing. On streams of the host the worker is given its whole part of the forward
+at `begin`, and a hook only lets it go on.
 """
 
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
-from kvpp_dag.graph import COMPUTE_STREAM, Graph, Op, Program, Step
+from kvpp_dag.graph import COMPUTE_STREAM, Graph, Kind, Op, Program, Step
 from kvpp_dag.runtime.observer import Observer
-from kvpp_dag.runtime.streams import Event, Stream
+from kvpp_dag.runtime.streams import CpuStream, Event, HostStream, Item, Stream
+from kvpp_dag.runtime.tape import Mark, Stamp, Tape
 
 Call = Callable[[], object]
 
@@ -29,13 +30,15 @@ class BoundHook:
 class BoundProgram:
     """A program ready to run once at a time: `hooks` are begin, acquire(0), release(0), ..., end.
 
-    `ended` is recorded behind the last hook: until it is reached, no event may be recorded again.
+    `rearm` makes the events wait for their next record, where the worker holds the program. `tape` is where
+    the times of an observed program are.
     """
 
     graph: Graph
     hooks: tuple[BoundHook, ...]
     events: tuple[Event, ...]
-    ended: Event
+    rearm: tuple[Call, ...]
+    tape: Tape | None
 
 
 def bind(
@@ -44,97 +47,189 @@ def bind(
     streams: Mapping[str, Stream[Any]],
     transfers: Mapping[str, Call],
     observer: Observer | None,
+    timeout: float,
 ) -> BoundProgram:
-    """Bind `program` to its own events, the given streams and the transfers by broadcast id.
+    """Bind `program` to its own events, the given streams and the transfers by node id.
 
-    Two forwards in flight need two bindings, since each owns its events.
+    Two forwards in flight need two bindings, since each owns its events. `timeout` (seconds) bounds a wait
+    of the host for a transfer, on streams of the host.
     """
-    binder = _Binder(streams, transfers, observer)
-    hooks = [program.begin]
-    for acquire, release in zip(program.acquire, program.release, strict=True):
-        hooks += [acquire, release]
-    hooks.append(program.end)
-    bound = tuple(binder.hook(steps) for steps in hooks)
-    events = tuple(binder.events.values())
-    return BoundProgram(
-        graph=program.graph,
-        hooks=bound,
-        events=events,
-        ended=streams[COMPUTE_STREAM].event("the end of an earlier forward"),
+    tape = observer.tape(program.graph) if observer is not None else None
+    binder = _HeldBinder if _can_hold(program, streams) else _Binder
+    return binder(streams, transfers, tape, timeout).bind(program)
+
+
+def _can_hold(program: Program, streams: Mapping[str, Stream[Any]]) -> bool:
+    """Whether the workers can be given all their steps at once: they block, and no event is waited for twice."""
+    steps = [step for hook in program.hooks for step in hook if step.op is Op.WAIT]
+    return len({step.node for step in steps}) == len(steps) and all(
+        isinstance(stream, HostStream if name == COMPUTE_STREAM else CpuStream)
+        for name, stream in streams.items()
     )
 
 
 class _Binder:
+    """Binds to streams that are told of every step in the hook to which it belongs."""
+
     def __init__(
         self,
         streams: Mapping[str, Stream[Any]],
         transfers: Mapping[str, Call],
-        observer: Observer | None,
+        tape: Tape | None,
+        timeout: float,
     ) -> None:
         self.streams = streams
+        self.compute = streams[COMPUTE_STREAM]
         self.transfers = transfers
-        self.observer = observer
-        self.events: dict[str, Event] = {}
-
-    def hook(self, steps: tuple[Step, ...]) -> BoundHook:
-        calls = [(step, self._step(step)) for step in steps]
-        return BoundHook(
-            steps=tuple(call for _, bound in calls for call in bound),
-            drain=tuple(call for step, bound in calls if not _blocks_host(step) for call in bound),
+        self.tape = tape
+        self.timeout = timeout
+        self.events: dict[str, Any] = {}
+        self.steps: list[Call] = []
+        self.drain: list[Call] = []
+        self.noted: int | None = (
+            None  # the cell of a stamp of the compute stream that nothing has followed
         )
 
-    def _step(self, step: Step) -> tuple[Call, ...]:
-        stream = self.streams[step.stream]
+    def bind(self, program: Program) -> BoundProgram:
+        """The whole program: compute nodes lie between its hooks."""
+        nodes = [node.id for node in program.graph.nodes if node.kind is Kind.COMPUTE]
+        between = zip((None, *nodes), program.hooks, (*nodes, None), strict=True)
+        hooks = tuple(self._hook(before, steps, after) for before, steps, after in between)
+        return BoundProgram(
+            graph=program.graph,
+            hooks=hooks,
+            events=tuple(self.events.values()),
+            rearm=(),
+            tape=self.tape,
+        )
+
+    def _hook(self, before: str | None, steps: tuple[Step, ...], after: str | None) -> BoundHook:
+        """The hook between the compute nodes `before` and `after`."""
+        self.steps, self.drain, self.noted = [], [], None
+        if before is not None:
+            self._note(Mark.END, before)
+        for step in steps:
+            self._step(step)
+        if after is not None:
+            self._note(Mark.START, after)
+        return BoundHook(steps=tuple(self.steps), drain=tuple(self.drain))
+
+    def _step(self, step: Step) -> None:
+        on_compute = step.stream == COMPUTE_STREAM
         match step.op:
             case Op.LAUNCH:
-                return self._launch(step, stream)
+                self._launch(step)
+            case Op.RECORD if on_compute:
+                self._note(Mark.START, step.node)
+                self._add(self._record_on_compute(step.node))
             case Op.RECORD:
-                record = partial(stream.record, self._event(step.node, stream))
-                if self.observer is None:
-                    return (record,)
-                # Reported first: once the event is reached, the host may end the forward.
-                return (partial(stream.launch, partial(_recorded, self.observer, step.node)), record)
+                self._record(step)
+            case Op.WAIT if on_compute:
+                self._note(Mark.WAIT_START, step.node)
+                self.steps.append(self._wait_on_compute(step.node))  # not again in an abort
+                self.noted = None
+                self._note(Mark.WAIT_END, step.node)
             case Op.WAIT:
-                wait = partial(stream.wait, self._event(step.node, stream))
-                if self.observer is None or step.stream != COMPUTE_STREAM:
-                    return (wait,)
-                return (partial(_timed_wait, self.observer, step.node, wait),)
+                self._wait(step)
 
-    def _launch(self, step: Step, stream: Stream[Any]) -> tuple[Call, ...]:
+    def _record_on_compute(self, event: str) -> Call:
+        return partial(self.compute.record, self._event(event, self.compute))
+
+    def _wait_on_compute(self, event: str) -> Call:
+        return partial(self.compute.wait, self._event(event, self.compute))
+
+    def _launch(self, step: Step) -> None:
+        stream, work = self.streams[step.stream], self.transfers[step.node]
+        if self.tape is not None:
+            self._add(self.tape.stamp(self.tape.cell(Mark.SUBMITTED, step.node)))
+            start, end = self._stamp(step, Mark.START), self._stamp(step, Mark.END)
+            work = partial(_run_noted, start, work, end)
+        self._add(partial(stream.launch, work))
+
+    def _record(self, step: Step) -> None:
+        stream = self.streams[step.stream]
+        if self.tape is not None:  # noted first: once the event is reached, the host may end the forward
+            self._add(partial(stream.launch, self._stamp(step, Mark.START)))
+        self._add(partial(stream.record, self._event(step.node, stream)))
+
+    def _wait(self, step: Step) -> None:
+        stream = self.streams[step.stream]
+        self._add(partial(stream.wait, self._event(step.node, stream)))
+
+    def _stamp(self, step: Step, mark: Mark) -> Stamp:
+        """A stamp of the step's own stream."""
+        tape = cast("Tape", self.tape)
+        return self.streams[step.stream].stamp(tape, tape.cell(mark, step.node))
+
+    def _note(self, mark: Mark, node: str) -> None:
+        """Note the compute stream's time, once where several marks fall together."""
+        if self.tape is None:
+            return
+        if self.noted is not None:
+            self.tape.alias(mark, node, self.noted)
+            return
+        self.noted = self.tape.cell(mark, node)
+        self.steps.append(self.compute.stamp(self.tape, self.noted))
+
+    def _add(self, call: Call) -> None:
+        self.steps.append(call)
+        self.drain.append(call)
+        self.noted = None
+
+    def _event(self, name: str, stream: Stream[Any]) -> Any:
+        if name not in self.events:
+            self.events[name] = stream.event(name)
+        return self.events[name]
+
+
+class _HeldBinder(_Binder):
+    """Binds to workers of the host that are given their whole part of the forward at `begin`.
+
+    What is left to a hook is to settle a ready event and to take a completion event. Whoever takes an event
+    arms it for the next forward; `rearm` serves the first one, and the one after an abort.
+    """
+
+    def bind(self, program: Program) -> BoundProgram:
+        """As for other streams, with a hand-over to each worker in front of the first hook."""
+        self.items: dict[str, list[Item]] = {}
+        bound = super().bind(program)
+        workers = {name: cast("CpuStream", self.streams[name]) for name in self.items}
+        calls = tuple(partial(workers[name].hold, tuple(items)) for name, items in self.items.items())
+        begin = replace(bound.hooks[0], steps=(*calls, *bound.hooks[0].steps))
+        rearm = tuple(event.reset for event in self.events.values())
+        for reset in rearm:
+            reset()
+        return replace(bound, hooks=(begin, *bound.hooks[1:]), rearm=rearm)
+
+    def _record_on_compute(self, event: str) -> Call:
+        settle: Call = self._event(event, self.compute).settle
+        return settle
+
+    def _wait_on_compute(self, event: str) -> Call:
+        return partial(self._event(event, self.compute).take, self.timeout)
+
+    def _launch(self, step: Step) -> None:
         work = self.transfers[step.node]
-        if self.observer is None:
-            return (partial(stream.launch, work),)
-        submitted = partial(_submitted, self.observer, step.node)
-        timed = partial(_timed_run, self.observer, step.node, work)
-        return (submitted, partial(stream.launch, timed))
+        if self.tape is None:
+            self._hold(step, work)
+        else:
+            self._note(Mark.SUBMITTED, step.node)  # from here on the worker may go on to it
+            self._hold(step, self._stamp(step, Mark.START), work, self._stamp(step, Mark.END))
 
-    def _event(self, node: str, stream: Stream[Any]) -> Event:
-        if node not in self.events:
-            self.events[node] = stream.event(node)
-        return self.events[node]
+    def _record(self, step: Step) -> None:
+        event = self._event(step.node, self.streams[step.stream])
+        if self.tape is not None:
+            self._hold(step, self._stamp(step, Mark.START))
+        self._hold(step, event)
 
+    def _wait(self, step: Step) -> None:
+        self._hold(step, self._event(step.node, self.streams[step.stream]).taker)
 
-def _blocks_host(step: Step) -> bool:
-    """Whether a step only holds the compute stream back, which an abort must not do again."""
-    return step.op is Op.WAIT and step.stream == COMPUTE_STREAM
-
-
-def _recorded(observer: Observer, node: str) -> None:
-    now = time.perf_counter_ns()
-    observer.node_ran(node, now, now)
+    def _hold(self, step: Step, *items: Item) -> None:
+        self.items.setdefault(step.stream, []).extend(items)
 
 
-def _submitted(observer: Observer, node: str) -> None:
-    observer.node_submitted(node, time.perf_counter_ns())
-
-
-def _timed_run(observer: Observer, node: str, work: Call) -> None:
-    start = time.perf_counter_ns()
+def _run_noted(start: Stamp, work: Call, end: Stamp) -> None:
+    start()
     work()
-    observer.node_ran(node, start, time.perf_counter_ns())
-
-
-def _timed_wait(observer: Observer, node: str, wait: Call) -> None:
-    start = time.perf_counter_ns()
-    wait()
-    observer.stream_waited(node, start, time.perf_counter_ns())
+    end()

@@ -9,8 +9,10 @@ A node goes through these states:
     done | failed | cancelled
 
 `ready -> submitted` happens in stream order. A failed node cancels every node that a path leads to from
-it; all others still run. Cancelling the task cancels every node that does not run yet. Either way `run`
-returns only when nothing of the graph is left on any stream.
+it; all others still run. A stream that fails or is closed fails the node it would have run next.
+Cancelling the task cancels every node that does not run yet. In all these cases `run` returns only when
+nothing of the graph is left on any stream. Only a timeout does not wait for nodes that run: they cannot
+be killed and stay `running`.
 """
 
 import asyncio
@@ -21,13 +23,23 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from kvpp_dag.errors import ConfigError, NodeError, TransferError, UnsoundGraphError
+from kvpp_dag.errors import (
+    ConfigError,
+    NodeError,
+    NodeTimeoutError,
+    RunCancelledError,
+    TransferError,
+    UnsoundGraphError,
+)
 from kvpp_dag.graph import Graph, Kind, Node, verify_alone
 from kvpp_dag.graph.order import Cycle, order_of
 from kvpp_dag.runtime.accelerator import AcceleratorStream, CurrentStream
 from kvpp_dag.runtime.streams import Stream
 
 Kernel = Callable[[], object]
+
+LOOK_AFTER = 0.1
+"""Seconds between two looks at whether the streams of a run are still alive."""
 
 
 class State(StrEnum):
@@ -42,6 +54,9 @@ class State(StrEnum):
     CANCELLED = "cancelled"
 
 
+_FINAL = (State.DONE, State.FAILED, State.CANCELLED)
+
+
 class Executor:
     """Runs graphs on the given streams, by name.
 
@@ -52,20 +67,24 @@ class Executor:
     def __init__(self, streams: Mapping[str, Stream[Any]]) -> None:
         self._streams = streams
 
-    async def run(self, graph: Graph, kernels: Mapping[str, Kernel]) -> dict[str, State]:
-        """Run `graph` once and return the final state of every node.
+    async def run(
+        self, graph: Graph, kernels: Mapping[str, Kernel], *, timeout: float | None = None
+    ) -> dict[str, State]:
+        """Run `graph` once, within `timeout` seconds if given, and return the final state of every node.
 
         `kernels` holds a callable for every compute and broadcast node; event nodes have none. Raises
         ConfigError for a missing or unknown kernel or stream, TransferError for a stream that has failed
-        before, UnsoundGraphError for a graph with a race or a deadlock, and NodeError for the first node
-        that failed.
+        before, UnsoundGraphError for a graph with a race or a deadlock, NodeError for the first node that
+        failed, NodeTimeoutError if not all have ended in time (what runs then is not stopped: it goes on,
+        and nothing else of its stream runs until it returns), and RunCancelledError if the task was
+        cancelled.
         """
         self._check(graph, kernels)
         findings = verify_alone(graph)
         if findings:
             raise UnsoundGraphError(findings[0].message, findings)
         run = _Run(graph, kernels, self._streams)
-        await run.finish()
+        await run.finish(timeout)
         return run.states
 
     def _check(self, graph: Graph, kernels: Mapping[str, Kernel]) -> None:
@@ -113,20 +132,23 @@ class _Run:
         self._lock = threading.Lock()
         self._failed = 0  # bit set of failed nodes, written by stream threads before they move on
         self._errors: dict[str, BaseException] = {}
-        self._stopped = False
-        self._queues: dict[str, deque[Node]] = {}
+        self._stopped = False  # nothing more may start
+        self._abandoned = False  # nobody waits any more for what runs
+        self._nodes: dict[str, list[Node]] = {}
         self._missing: dict[str, int] = {}
         self._followers: dict[str, list[Node]] = {node.id: [] for node in graph.nodes}
         self._left = len(graph.nodes)
         for node in graph.nodes:
-            self._queues.setdefault(node.stream, deque()).append(node)
+            self._nodes.setdefault(node.stream, []).append(node)
             foreign = [name for name in node.after if graph[name].stream != node.stream]
             self._missing[node.id] = len(foreign)
             for name in foreign:
                 self._followers[name].append(node)
+        self._queues = {name: deque(nodes) for name, nodes in self._nodes.items()}
 
-    async def finish(self) -> None:
-        """Run to the end; raises NodeError for the first failure, and CancelledError if cancelled."""
+    async def finish(self, timeout: float | None) -> None:
+        """Run to the end or the timeout; raises as `Executor.run` says."""
+        deadline = None if timeout is None else self._loop.time() + timeout
         for queue in self._queues.values():
             for node in queue:
                 self._maybe_ready(node)
@@ -136,21 +158,33 @@ class _Run:
             self._finished.set_result(None)
         cancelled = False
         while not self._finished.done():
+            left = LOOK_AFTER if deadline is None else deadline - self._loop.time()
+            if left <= 0:
+                self._abandon(f"{timeout:g} s")
+                break
             try:
-                await asyncio.shield(self._finished)
+                await asyncio.wait((self._finished,), timeout=min(left, LOOK_AFTER))
             except asyncio.CancelledError:
                 cancelled = self._stopped = True  # drain before letting the cancellation through
+            self._look_after_streams()
+        first = next(iter(self._errors.items()), None)
         if cancelled:
-            raise asyncio.CancelledError
-        if self._errors:
-            failed, error = next(iter(self._errors.items()))
-            more = f" ({len(self._errors) - 1} more nodes failed)" if len(self._errors) > 1 else ""
-            raise NodeError(
-                f"Node {failed} failed: {type(error).__name__}: {error}{more}.", failed, self.states
-            ) from error
+            raise RunCancelledError(self.states) from (first and first[1])
+        if first is not None:
+            raise self._failure(*first)
+
+    def _failure(self, failed: str, error: BaseException) -> BaseException:
+        """What `run` raises for the first node that failed."""
+        if isinstance(error, NodeTimeoutError):
+            return error
+        more = f" ({len(self._errors) - 1} more nodes failed)" if len(self._errors) > 1 else ""
+        message = f"Node {failed} failed: {type(error).__name__}: {error}{more}."
+        failure = NodeError(message, failed, self.states)
+        failure.__cause__ = error
+        return failure
 
     def _maybe_ready(self, node: Node) -> None:
-        if not self._missing[node.id]:
+        if not self._missing[node.id] and self.states[node.id] is State.PENDING:
             self.states[node.id] = State.READY
 
     def _submit(self, stream: str) -> None:
@@ -163,26 +197,37 @@ class _Run:
 
     def _execute(self, node: Node) -> None:
         """Run one node on its stream's thread and report back."""
-        if self._stopped or self._ancestors[node.id] & self._failed:
+        with self._lock:
+            cancelled = self._stopped or self._ancestors[node.id] & self._failed
+            if not cancelled:
+                self.states[node.id] = State.RUNNING
+        if cancelled:
             self._report(node, State.CANCELLED)
             return
-        self.states[node.id] = State.RUNNING
         kernel = self._kernels.get(node.id)
         try:
             if kernel is not None:
                 kernel()
         except BaseException as error:  # reported by run(); the stream's thread must live on
-            with self._lock:
-                self._failed |= 1 << self._position[node.id]
-            self._errors[node.id] = error
+            self._fail(node, error)
             self._report(node, State.FAILED)
         else:
             self._report(node, State.DONE)
 
+    def _fail(self, node: Node, error: BaseException) -> None:
+        with self._lock:
+            self._failed |= 1 << self._position[node.id]
+            if not self._abandoned:
+                self._errors[node.id] = error
+
     def _report(self, node: Node, state: State) -> None:
-        self._loop.call_soon_threadsafe(self._settle, node, state)
+        with self._lock:
+            if not self._abandoned:  # afterwards the event loop may be closed
+                self._loop.call_soon_threadsafe(self._settle, node, state)
 
     def _settle(self, node: Node, state: State) -> None:
+        if self._abandoned or self.states[node.id] in _FINAL:
+            return
         self.states[node.id] = state
         self._left -= 1
         for follower in self._followers[node.id]:
@@ -192,3 +237,47 @@ class _Run:
             self._submit(stream)
         if not self._left and not self._finished.done():
             self._finished.set_result(None)
+
+    def _look_after_streams(self) -> None:
+        """Settle what a stream that has failed or was closed will never run, and so never report.
+
+        A stream's worker fails between two nodes, so a node that runs there has its report under way.
+        """
+        for name in self._queues:
+            error = self._streams[name].error
+            if error is None:
+                continue
+            self._queues[name].clear()
+            lost = [n for n in self._nodes[name] if self.states[n.id] not in (*_FINAL, State.RUNNING)]
+            for node in lost:
+                if self._stopped or self._ancestors[node.id] & self._failed:
+                    self._settle(node, State.CANCELLED)
+                else:
+                    reason = TransferError(f"its stream {name!r} runs nothing any more: {error}")
+                    reason.__cause__ = error
+                    self._fail(node, reason)
+                    self._settle(node, State.FAILED)
+
+    def _abandon(self, limit: str) -> None:
+        """Stop at the timeout: cancel what does not run, and leave behind what does."""
+        with self._lock:
+            self._stopped = self._abandoned = True
+            running = [name for name, state in self.states.items() if state is State.RUNNING]
+            waiting = [name for name, state in self.states.items() if state is State.SUBMITTED]
+            for name, state in self.states.items():
+                if state not in (*_FINAL, State.RUNNING):
+                    self.states[name] = State.CANCELLED
+        if running:
+            message = (
+                f"Node {', '.join(running)} did not return within the {limit} given to the run. A thread "
+                "cannot be killed: the node still runs, and its stream runs nothing else until it returns."
+            )
+        else:
+            message = (
+                f"Node {waiting[0]} was not reached within the {limit} given to the run: its stream is "
+                "busy with something that is not of this graph."
+            )
+        node = (running or waiting)[0]
+        failure = NodeTimeoutError(message, node, self.states)
+        failure.__cause__ = next(iter(self._errors.values()), None)
+        self._errors = {node: failure}

@@ -14,7 +14,8 @@ until `abort` drains it.
 
 import hashlib
 import struct
-import time
+import zlib
+from collections.abc import Sequence
 from typing import Any
 
 from kvpp_dag.errors import (
@@ -24,28 +25,36 @@ from kvpp_dag.errors import (
     ReentryError,
     TransferError,
 )
-from kvpp_dag.graph import COMPUTE_STREAM, TRANSFER_STREAM, Policy, lower
-from kvpp_dag.runtime.accelerator import CurrentStream
+from kvpp_dag.graph import COMPUTE_STREAM, COPY_STREAM, TRANSFER_STREAM, Policy
 from kvpp_dag.runtime.arena import Arena
-from kvpp_dag.runtime.bind import BoundProgram, Call, bind
-from kvpp_dag.runtime.compile import compile_forwards
 from kvpp_dag.runtime.observer import Observer
+from kvpp_dag.runtime.payload import (
+    FULL,
+    NOTHING,
+    RUNS,
+    Costs,
+    Ids,
+    Kind,
+    Payload,
+    WayChooser,
+    blocks_in_use,
+)
+from kvpp_dag.runtime.programs import GENERATIONS, Programs
 from kvpp_dag.runtime.streams import E, Stream
 from kvpp_dag.runtime.transport import Transport
-
-GENERATIONS = 2
-"""Bindings per kind of forward, so that two forwards in flight share no event."""
 
 
 class ForwardPass:
     """The forwards of one rank, one at a time.
 
     All graphs are compiled and verified here, before anything runs: UnsoundGraphError if one has a
-    race or a deadlock, ConfigError if `arena` and `transport` are not those of one rank.
+    race or a deadlock, ConfigError if `arena` and `transport` are not those of one rank, or if what `payload`
+    needs is missing: staging halves in the plan, and a `copy` stream to pack and unpack on.
     `control` is where the ranks compare their forwards before the first transfer: the transfer stream, if
-    none is given, which on an accelerator would block the host. `observer` needs host streams.
-    `skip_broadcasts` leaves every transfer out but keeps the events: the control that shows whether an
-    output depends on the transfers. `timeout` (seconds) bounds an abort.
+    none is given, which on an accelerator would block the host. `observer` is given a tape of each forward.
+    `costs` must be equal on all ranks. `skip_broadcasts` leaves every transfer out but keeps the events: the
+    control that shows whether an output depends on the transfers. `timeout` (seconds) bounds an abort.
+    `compare_blocks` makes the ranks compare which blocks they send, and not only how many.
     """
 
     def __init__(
@@ -55,11 +64,15 @@ class ForwardPass:
         transport: Transport,
         compute: Stream[E],
         transfer: Stream[E],
+        copy: Stream[E] | None = None,
         control: Stream[Any] | None = None,
         policy: Policy = Policy.ON_ACQUIRE,
+        payload: Payload = Payload.FULL,
+        costs: Costs | None = None,
         observer: Observer | None = None,
         timeout: float = 60.0,
         skip_broadcasts: bool = False,
+        compare_blocks: bool = False,
     ) -> None:
         self.plan = arena.plan
         self.rank = arena.rank
@@ -68,44 +81,45 @@ class ForwardPass:
                 f"The arena is that of rank {self.rank} of {self.plan.ranks}, but the transport is that "
                 f"of rank {transport.rank} of {transport.size}; both must belong to one rank."
             )
-        if observer is not None and isinstance(compute, CurrentStream):
-            raise ConfigError(
-                "An observer was given, but the streams are those of an accelerator, where the host knows "
-                "when work is submitted and not when it runs; trace on host streams."
-            )
-        self.graphs = compile_forwards(self.plan, self.rank, arena.num_blocks, policy)
+        self.payload = payload
         self.forwards = 0
         self.forwards_with_history = 0
+        self.broadcasts_sent = 0
+        self.bytes_sent = 0
         self._layers = len(self.plan.bundles)
+        self._num_blocks = arena.num_blocks
         self._transport = transport
-        self._compute: Stream[Any] = compute
-        self._transfer: Stream[Any] = transfer
+        self._streams: dict[str, Stream[Any]] = {COMPUTE_STREAM: compute, TRANSFER_STREAM: transfer}
+        if copy is not None:
+            self._streams[COPY_STREAM] = copy
         self._control = control or transfer
         self._agreed = None if control is None else control.event("the comparison of the forwards")
         self._observer = observer
         self._timeout = timeout
         self._signature = bytes.fromhex(self.plan.layout_hash)
-        self._sends = any(graph.broadcasts for graph in self.graphs) and not skip_broadcasts
-        transfers = {
-            node.id: self._transfer_of(arena, node.id, node.layer or 0, skip_broadcasts)
-            for node in self.graphs[True].broadcasts
-        }
-        streams = {COMPUTE_STREAM: compute, TRANSFER_STREAM: transfer}
-        self._bound: list[list[BoundProgram]] = [
-            [
-                bind(program, streams=streams, transfers=transfers, observer=observer)
-                for _ in range(GENERATIONS)
-            ]
-            for program in map(lower, self.graphs)
-        ]
-        self._program = self._bound[False][0]
+        self._bytes_per_block = sum(bundle.bytes_per_block for bundle in self.plan.bundles)
+        self._compare_blocks = compare_blocks
+        self._chooser = self._make_chooser(costs or Costs())
+        self._programs = Programs(
+            arena,
+            transport,
+            self._streams,
+            policy=policy,
+            chooser=self._chooser,
+            observer=observer,
+            timeout=timeout,
+            skip_broadcasts=skip_broadcasts,
+        )
+        self.graphs = self._programs.graphs
+        self._sends = bool(self.graphs[FULL].broadcasts) and not skip_broadcasts
+        self._program = self._programs.of(NOTHING, 0)
+        self._token = b""
         self._active = False
         self._broken: BaseException | None = None
         self._cursor = 0
         self._held: int | None = None
         self._next = 0
         self._failed = False
-        self._mark = 0
 
     @property
     def active(self) -> bool:
@@ -114,27 +128,40 @@ class ForwardPass:
 
     @property
     def signature(self) -> bytes:
-        """16 bytes that all ranks must share before the first forward: layout, blocks, what is sent."""
-        content = (self.plan.layout_hash, self.graphs[True].policy, self.bytes_per_forward)
+        """16 bytes that all ranks must share before the first forward: layout, blocks, what is sent and how."""
+        graph = self.graphs[FULL]
+        sent = sum(node.bytes for node in graph.broadcasts) if self._sends else 0
+        content = (self.plan.layout_hash, graph.policy, sent, self.payload, self._chooser)
         return hashlib.sha256(repr(content).encode()).digest()[:16]
 
     @property
     def broadcasts_per_forward(self) -> int:
-        """Broadcasts of one forward with history, as sent (0 if they are skipped)."""
-        return len(self.graphs[True].broadcasts) if self._sends else 0
+        """Broadcasts of one forward that sends whole bundles (0 if they are skipped)."""
+        return len(self.graphs[FULL].broadcasts) if self._sends else 0
 
     @property
     def bytes_per_forward(self) -> int:
-        """Payload bytes that one forward with history broadcasts in this group."""
-        return sum(n.bytes for n in self.graphs[True].broadcasts) if self._sends else 0
+        """Payload bytes that one forward broadcasts in this group if it sends whole bundles."""
+        return sum(n.bytes for n in self.graphs[FULL].broadcasts) if self._sends else 0
 
-    def begin(self, *, history: bool) -> None:
+    def begin(
+        self,
+        *,
+        history: bool,
+        used: Sequence[int] | Ids | None = None,
+        fresh: Sequence[int] | Ids = (),
+    ) -> None:
         """Begin a forward; with `history` the first layers start to arrive.
 
-        `history` is whether any real request has computed tokens; all ranks must say the same. Raises
-        ReentryError while another forward is in flight, whose pending work is kept, and TransferError
-        if an earlier failure left the group unusable. On an accelerator the host waits here until at most
-        one forward is left on the compute stream, and learns of a device that failed or hangs.
+        `history` is whether any real request has computed tokens. `used` are the blocks that hold them, if
+        the engine can tell, and `fresh` those that this forward writes and that hold none: each ascending
+        and without repetition, copied before this returns. With a payload other than `FULL` no other block
+        may be read, and fresh ones read as zeros until they are written. All ranks must say the same.
+
+        Raises ReentryError while another forward is in flight, whose pending work is kept, BlocksError for
+        lists that are not as above, and TransferError if an earlier failure left the group unusable. On an
+        accelerator the host waits here until at most one forward is left on the compute stream, and learns of
+        a device that failed or hangs.
         """
         if self._active:
             raise ReentryError(
@@ -146,17 +173,18 @@ class ForwardPass:
                 f"The KVPP group of rank {self.rank} is unusable since forward {self.forwards} "
                 f"failed: {self._broken} Restart the engine."
             ) from self._broken
-        program = self._bound[history][(self.forwards + 1) % GENERATIONS]
-        program.ended.synchronize(self._timeout)  # its events must not be recorded before
-        self._program = program
+        generation = (self.forwards + 1) % GENERATIONS
+        self._programs.ended[generation].synchronize(self._timeout)  # nothing of it may be used before
+        kind, sent = self._choose(generation, history, used, fresh)
+        self._program = self._programs.of(kind, generation)
         self.forwards += 1
         self.forwards_with_history += history
         self._active = True
         self._cursor, self._next, self._held = 0, 0, None
-        if self._observer is not None:
-            self._mark = time.perf_counter_ns()
-            self._observer.forward_began(self.forwards, self._program.graph, self._mark)
-        if history and self._sends:
+        if self._observer is not None and self._program.tape is not None:
+            needed = None if used is None else len(used)
+            self._observer.forward_began(self._program.tape, self.forwards, needed, sent)
+        if self._sends and kind is not NOTHING:
             self._control.launch(self._agree)
             if self._agreed is not None:
                 self._control.record(self._agreed)
@@ -174,8 +202,6 @@ class ForwardPass:
         in_turn = self._held is None and layer == self._next < self._layers
         if not (in_turn and self._active and not self._failed):
             raise OrderError(self._out_of_turn("acquire", layer))
-        if self._observer is not None:
-            self._computed("prologue" if layer == 0 else f"compute[{layer - 1}]")
         try:
             if self._agreed is not None and self._control.error is not None:
                 raise self._control.error
@@ -186,8 +212,6 @@ class ForwardPass:
                 f"({self.plan.bundles[layer].layer}) waited for its cache: {error}"
             ) from error
         self._held = layer
-        if self._observer is not None:
-            self._mark = time.perf_counter_ns()
 
     def release(self, layer: int) -> None:
         """Say that layer `layer` was read and written for the last time in this forward.
@@ -196,8 +220,6 @@ class ForwardPass:
         """
         if not self._active or layer != self._held:
             raise OrderError(self._out_of_turn("release", layer))
-        if self._observer is not None:
-            self._computed(f"attend[{layer}]")
         self._held = None
         self._next = layer + 1
         self._run_hook()
@@ -219,8 +241,6 @@ class ForwardPass:
                 f"({len(missing)} of {self._layers} layers are open); its attention class may have "
                 "lost the KVPP hook."
             )
-        if self._observer is not None and self._layers:
-            self._computed(f"compute[{self._layers - 1}]")
         if self._agreed is not None:
             self._agreed.synchronize(self._timeout)
         self._run_hook()
@@ -238,12 +258,15 @@ class ForwardPass:
         try:
             if self._agreed is not None:
                 self._agreed.synchronize(self._timeout)
-            if self._transfer.error is None:
+            if all(stream.error is None for stream in self._streams.values()):
                 for hook in self._program.hooks[self._cursor :]:
                     for step in hook.drain:
                         step()
-            self._transfer.synchronize(self._timeout)
-            self._compute.synchronize(self._timeout)
+            for name in (TRANSFER_STREAM, COPY_STREAM, COMPUTE_STREAM):
+                if name in self._streams:
+                    self._streams[name].synchronize(self._timeout)
+            for arm in self._program.rearm:
+                arm()
         except Exception as failure:  # a failed drain must not hide the error that led here
             self._broken = failure
         self._finish(error)
@@ -260,24 +283,54 @@ class ForwardPass:
     def _finish(self, error: BaseException | None) -> None:
         self._active = False
         self._held = None
-        self._compute.record(self._program.ended)
-        if self._observer is not None:
-            self._observer.forward_ended(time.perf_counter_ns(), error)
+        self._streams[COMPUTE_STREAM].record(self._programs.ended[self.forwards % GENERATIONS])
+        if self._observer is not None and self._program.tape is not None:
+            self._observer.forward_ended(self._program.tape, error)
 
-    def _computed(self, node: str) -> None:
-        """Report that the engine ran compute node `node` since the last mark, and move the mark."""
-        now = time.perf_counter_ns()
-        if self._observer is not None:
-            self._observer.node_ran(node, self._mark, now)
-        self._mark = now
+    def _choose(
+        self,
+        generation: int,
+        history: bool,
+        used: Sequence[int] | Ids | None,
+        fresh: Sequence[int] | Ids,
+    ) -> tuple[Kind, int]:
+        """The kind of forward to run and how many blocks it sends; its lists are filled and counted."""
+        if not history or not self._sends:
+            return (FULL if history else NOTHING), 0
+        kind, sent, broadcasts, blocks = FULL, self._num_blocks, self._layers, None
+        if self._chooser is not None and used is not None:
+            blocks = blocks_in_use(used, fresh, self._num_blocks)
+            runs = blocks.runs()
+            kind = self._chooser.choose(len(blocks.used), len(runs))
+            if kind is not FULL:
+                sent = len(blocks.used)
+                self._programs.lists[generation].take(blocks, runs)
+                broadcasts = len(runs) * self._chooser.pieces if kind == RUNS else self._layers * kind[1]
+        self.broadcasts_sent += broadcasts
+        self.bytes_sent += sent * self._bytes_per_block
+        which = zlib.crc32(blocks.used.tobytes()) if blocks is not None and self._compare_blocks else 0
+        self._token = struct.pack("<8sqqqI", self._signature, self.forwards + 1, kind[1], sent, which)
+        return kind, sent
 
     def _agree(self) -> None:
-        self._transport.agree(struct.pack("<8sq", self._signature, self.forwards))
+        self._transport.agree(self._token)
 
-    def _transfer_of(self, arena: Arena, node: str, ordinal: int, skip: bool) -> Call:
-        if skip:
-            return _nothing
-        return self._transport.prepare(arena.cache(ordinal), self.plan.owners[ordinal])
+    def _make_chooser(self, costs: Costs) -> WayChooser | None:
+        """What decides how a forward sends, if it may send less than everything."""
+        if self.payload is Payload.FULL or self.plan.ranks == 1 or not self.plan.bundles:
+            return None
+        if not self.plan.staging:
+            raise ConfigError(
+                f"Payload {self.payload} packs blocks into staging halves, and the plan has none; plan the "
+                "stage with staging."
+            )
+        chooser = WayChooser.of(self.plan, self._num_blocks, self.payload, costs)
+        if COPY_STREAM not in self._streams and len(chooser.chunk_counts()) > 1:
+            raise ConfigError(
+                f"Payload {self.payload} packs blocks beside the sending of others, and there is no copy stream; "
+                "give one, of the kind of the transfer stream."
+            )
+        return chooser
 
     def _out_of_turn(self, hook: str, layer: int) -> str:
         if not self._active:
@@ -291,7 +344,3 @@ class ForwardPass:
         else:
             state = f"all {self._layers} layers are done"
         return f"Rank {self.rank} called {hook}({layer}) out of turn: {state}."
-
-
-def _nothing() -> None:
-    """The transfer of a control run."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from kvpp_dag.graph import COMPUTE_STREAM, TRANSFER_STREAM
+from kvpp_dag.graph import COMPUTE_STREAM, COPY_STREAM, TRANSFER_STREAM
 from kvpp_dag.runtime.accelerator import AcceleratorStream, Completion, CurrentStream
 from kvpp_dag.runtime.streams import CpuStream, HostStream, Stream
 
@@ -16,6 +16,7 @@ class Streams:
 
     compute: Stream[Any]
     transfer: Stream[Any]
+    copy: Stream[Any]
     control: Stream[Any] | None
 
 
@@ -30,10 +31,12 @@ def make_streams(
         return Streams(
             compute=HostStream(COMPUTE_STREAM, timeout=timeout),
             transfer=CpuStream(TRANSFER_STREAM, timeout=timeout),
+            copy=CpuStream(COPY_STREAM, timeout=timeout),
             control=None,
         )
     return Streams(
         compute=CurrentStream(COMPUTE_STREAM, device, timeout=timeout, completion=completion),
         transfer=AcceleratorStream(TRANSFER_STREAM, device),
+        copy=AcceleratorStream(COPY_STREAM, device),
         control=CpuStream("control", timeout=timeout),
     )

@@ -6,7 +6,6 @@ waits for all receivers, as in a collective of two devices.
 """
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,20 +27,24 @@ class Source:
 
 @dataclass(kw_only=True)
 class _Meeting:
-    """One collective: what the first rank to arrive brought, and who has arrived and left."""
+    """One collective: what the first rank to arrive brought, who has arrived and left, and why it failed."""
 
     what: tuple[str, object]
     source: Source | None = None
     arrived: set[int] = field(default_factory=set)
-    left: int = 0
-    failed: str | None = None
+    left: set[int] = field(default_factory=set)
+    failure: tuple[type[TransferError], str] | None = None
+
+    def fail(self, kind: type[TransferError], reason: str) -> None:
+        """Make every rank raise `kind`; the first reason counts, since later ones follow from it."""
+        self.failure = self.failure or (kind, reason)
 
 
 class LocalGroup:
     """A group of `size` ranks in one process; `transport(rank)` gives each its end.
 
-    A collective that not all ranks join within `timeout` seconds raises TransferError; ranks that meet
-    with different collectives raise DivergenceError.
+    A collective that not all ranks join and finish within `timeout` seconds raises TransferError on
+    every rank, late ones too; ranks that meet with different collectives raise DivergenceError.
     """
 
     def __init__(self, size: int, *, timeout: float = 30.0) -> None:
@@ -74,32 +77,47 @@ class LocalGroup:
         with self._changed:
             meeting = self._meetings.setdefault(key, _Meeting(what=what))
             if meeting.what != what:
-                meeting.failed = f"rank {rank} came with {what}, another with {meeting.what}"
+                meeting.fail(
+                    DivergenceError, f"rank {rank} came with {what}, another with {meeting.what}"
+                )
             meeting.arrived.add(rank)
             if source is not None:
                 meeting.source = source
             self._changed.notify_all()
-            self._await(lambda: len(meeting.arrived) == self.size, meeting, rank, sequence)
-        if take is not None and meeting.source is not None:
-            take(meeting.source)
-        with self._changed:
-            meeting.left += 1
-            self._changed.notify_all()
-            self._await(lambda: meeting.left == self.size, meeting, rank, sequence)
-            self._meetings.pop(key, None)
+        try:
+            self._await(meeting, meeting.arrived, "joined", rank, sequence)
+            if take is not None and meeting.source is not None:
+                take(meeting.source)
+        except Exception as error:
+            with self._changed:
+                meeting.fail(TransferError, f"rank {rank} failed: {error}")
+            raise
+        finally:
+            self._leave(key, meeting, rank)
+        self._await(meeting, meeting.left, "finished", rank, sequence)
 
-    def _await(self, done: Callable[[], bool], meeting: _Meeting, rank: int, sequence: int) -> None:
-        deadline = time.monotonic() + self.timeout
-        while not done() and meeting.failed is None:
-            if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() > deadline:
-                meeting.failed = f"only ranks {sorted(meeting.arrived)} joined"
+    def _leave(self, key: tuple[str, int], meeting: _Meeting, rank: int) -> None:
+        """Let go of a meeting, failed or not; it is forgotten when nobody can come to it any more."""
+        with self._changed:
+            meeting.left.add(rank)
+            if len(meeting.left) == self.size:
+                self._meetings.pop(key, None)
+            self._changed.notify_all()
+
+    def _await(self, meeting: _Meeting, ranks: set[int], did: str, rank: int, sequence: int) -> None:
+        """Wait until all are in `ranks`, the set of those that `did` something; raise the failure."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: len(ranks) == self.size or meeting.failure is not None, self.timeout
+            )
+            if len(ranks) < self.size:
+                reason = f"rank {rank} waited {self.timeout:g} s and only ranks {sorted(ranks)} {did}"
+                meeting.fail(TransferError, reason)
                 self._changed.notify_all()
-                raise TransferError(
-                    f"Collective {sequence} of a local group of {self.size} waited {self.timeout:g} s "
-                    f"on rank {rank}; only ranks {sorted(meeting.arrived)} joined."
-                )
-        if meeting.failed is not None:
-            raise DivergenceError(f"Collective {sequence} diverged: {meeting.failed}.")
+            if meeting.failure is not None:
+                kind, reason = meeting.failure
+                verb = "diverged" if kind is DivergenceError else "failed"
+                raise kind(f"Collective {sequence} of a local group of {self.size} {verb}: {reason}.")
 
 
 class LocalTransport:

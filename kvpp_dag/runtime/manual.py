@@ -4,6 +4,7 @@ from collections import deque
 
 from kvpp_dag.errors import TransferError
 from kvpp_dag.runtime.streams import HostEvent, Work, _Wait
+from kvpp_dag.runtime.tape import Stamp, Tape
 
 
 class ManualStream:
@@ -33,6 +34,10 @@ class ManualStream:
     def wait(self, event: HostEvent) -> None:
         """Queue a wait for `event`."""
         self._items.append(event.waiter)
+
+    def stamp(self, tape: Tape, cell: int) -> Stamp:
+        """Notes the tape's clock, when it is stepped over."""
+        return tape.stamp(cell)
 
     def step(self) -> bool:
         """Run the next item; False if there is none or it waits for an event not reached yet."""

@@ -1,28 +1,29 @@
 """The callback protocol through which `trace` watches the runtime.
 
-Times are nanoseconds of `time.perf_counter_ns`, which on Linux is one monotonic clock for all
-processes of a host. Callbacks may come from a stream's own thread; they must be quick and not raise.
+While a forward runs, the bound program notes its times on a tape by itself; an observer is called only
+where forwards begin and end, and must not raise.
 """
 
 from typing import Protocol
 
 from kvpp_dag.graph import Graph
+from kvpp_dag.runtime.tape import Tape
 
 
 class Observer(Protocol):
-    """What happens to a forward, in five callbacks."""
+    """What makes tapes, and is told when a forward begins and ends on one."""
 
-    def forward_began(self, number: int, graph: Graph, now: int) -> None:
-        """Forward `number` (counted from 1) of this rank began."""
+    def tape(self, graph: Graph) -> Tape:
+        """A tape for a program that is about to be bound."""
 
-    def node_submitted(self, node: str, now: int) -> None:
-        """The host handed a transfer to its stream."""
+    def forward_began(
+        self, tape: Tape, number: int, needed_blocks: int | None, sent_blocks: int
+    ) -> None:
+        """Forward `number` (counted from 1) of this rank begins; what was on `tape` is over.
 
-    def node_ran(self, node: str, start: int, end: int) -> None:
-        """A node ran from `start` to `end`; for an event both are the time it was recorded."""
+        `needed_blocks` is how many blocks the batch's history uses, if the engine has said so, and
+        `sent_blocks` how many are sent of every bundle.
+        """
 
-    def stream_waited(self, event: str, start: int, end: int) -> None:
-        """The compute stream stood waiting for `event`: this is exposed time."""
-
-    def forward_ended(self, now: int, error: BaseException | None) -> None:
-        """The forward ended, or was aborted because of `error`."""
+    def forward_ended(self, tape: Tape, error: BaseException | None) -> None:
+        """The forward on `tape` ended, or was aborted because of `error`; a device may still run it."""

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from typing import Protocol, TypeVar
 
 from kvpp_dag.errors import TransferError
+from kvpp_dag.runtime.tape import Stamp, Tape
 
 Work = Callable[[], object]
 
@@ -55,45 +56,64 @@ class Stream(Protocol[E]):
     def wait(self, event: E) -> None:
         """Let nothing submitted later run before `event` is reached."""
 
+    def stamp(self, tape: Tape, cell: int) -> Stamp:
+        """Work that notes the time at which this stream gets to it in `cell` of `tape`."""
+
     def synchronize(self, timeout: float) -> None:
         """Block the host until everything submitted so far has run; raise the stream's error."""
 
 
 class HostEvent:
-    """An event of a host stream."""
+    """An event of a host stream: a lock that is held while the point is not reached.
 
-    __slots__ = ("_done", "error", "name", "waiter")
+    Where an event has one waiter, `take` waits and arms it again at once, so that a program that runs
+    many times need not reset its events.
+    """
+
+    __slots__ = ("_lock", "error", "name", "taker", "waiter")
 
     def __init__(self, name: str = "event") -> None:
         self.name = name
         self.error: BaseException | None = None
         self.waiter = _Wait(self)
-        self._done = threading.Event()
-        self._done.set()
+        self.taker = _Take(self)
+        self._lock = threading.Lock()
 
     def reset(self) -> None:
         """Forget the last record; called where the next one is submitted."""
         self.error = None
-        self._done.clear()
+        self._lock.acquire(blocking=False)
 
-    def settle(self, error: BaseException | None) -> None:
+    def settle(self, error: BaseException | None = None) -> None:
         """Mark the point as reached; `error` is what made its stream fail before it."""
         self.error = error
-        self._done.set()
+        if self._lock.locked():
+            self._lock.release()
 
     def query(self) -> bool:
         """Whether the point was reached, without waiting."""
-        return self._done.is_set()
+        return not self._lock.locked()
+
+    def take(self, timeout: float = -1) -> None:
+        """Block the host as `synchronize` does, for ever without a timeout, and arm the event again."""
+        if not self._lock.acquire(timeout=timeout):
+            raise self._late(timeout)
+        if self.error is not None:
+            raise self.error
 
     def synchronize(self, timeout: float) -> None:
         """Block the host; raises as every event does."""
-        if not self._done.is_set() and not self._done.wait(timeout):
-            raise TransferError(
-                f"{self.name} was not reached within {timeout:g} s; a peer may have died or run "
-                "another forward. See the logs of the other ranks of this group."
-            )
+        if not self._lock.acquire(timeout=timeout):
+            raise self._late(timeout)
+        self._lock.release()
         if self.error is not None:
             raise self.error
+
+    def _late(self, timeout: float) -> TransferError:
+        return TransferError(
+            f"{self.name} was not reached within {timeout:g} s; a peer may have died or run "
+            "another forward. See the logs of the other ranks of this group."
+        )
 
 
 class _Wait:
@@ -103,6 +123,16 @@ class _Wait:
 
     def __init__(self, event: HostEvent) -> None:
         self.event = event
+
+
+class _Take(_Wait):
+    """As `_Wait`, by the event's only waiter and for as long as it takes: the host has yet to get there."""
+
+    __slots__ = ()
+
+
+Item = Work | HostEvent | _Wait
+"""What a worker runs, records or waits for."""
 
 
 class HostStream:
@@ -134,18 +164,26 @@ class HostStream:
         """Block until `event` is reached; raises as the event does."""
         event.synchronize(self._timeout)
 
+    def stamp(self, tape: Tape, cell: int) -> Stamp:
+        """Notes the host's clock."""
+        return tape.stamp(cell)
+
     def synchronize(self, timeout: float) -> None:
         """Nothing is ever outstanding."""
 
 
 class CpuStream:
-    """A FIFO worker thread. A wait inside the stream gives up after `timeout` seconds."""
+    """A FIFO worker thread. A wait inside the stream gives up after `timeout` seconds.
+
+    As a wait blocks the worker, a whole program can be handed over at once by `hold`, before the events
+    that it waits for are recorded.
+    """
 
     def __init__(self, name: str, *, timeout: float) -> None:
         self.name = name
         self.error: BaseException | None = None
         self._timeout = timeout
-        self._queue: SimpleQueue[Work | HostEvent | _Wait | None] = SimpleQueue()
+        self._queue: SimpleQueue[Item | tuple[Item, ...] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"kvpp-{name}", daemon=True)
         self._thread.start()
 
@@ -166,6 +204,17 @@ class CpuStream:
         """Let nothing submitted later run before `event` is reached."""
         self._queue.put(event.waiter)
 
+    def hold(self, items: tuple[Item, ...]) -> None:
+        """Run `items` in order, after everything submitted before: one hand-over for all of them.
+
+        Waits among them that are an event's `taker` have no timeout. The caller arms all events before.
+        """
+        self._queue.put(items)
+
+    def stamp(self, tape: Tape, cell: int) -> Stamp:
+        """Notes the host's clock, when the worker gets to it."""
+        return tape.stamp(cell)
+
     def synchronize(self, timeout: float) -> None:
         """Block until the worker is idle. Raises its error, or TransferError after `timeout` s."""
         event = self.event(f"the end of stream {self.name!r}")
@@ -178,14 +227,22 @@ class CpuStream:
         self._thread.join(self._timeout)
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            if isinstance(item, HostEvent):
-                item.settle(self.error)
-            elif self.error is None:
-                try:
-                    if isinstance(item, _Wait):
-                        item.event.synchronize(self._timeout)
-                    else:
-                        item()
-                except BaseException as error:  # whatever it was, the waiting thread must see it
-                    self.error = error
+        while (items := self._queue.get()) is not None:
+            for item in items if isinstance(items, tuple) else (items,):
+                self._do(item)
+        if self.error is None:  # whoever submits something later can see that it will not run
+            self.error = TransferError(f"The stream {self.name!r} was closed.")
+
+    def _do(self, item: Item) -> None:
+        if isinstance(item, HostEvent):
+            item.settle(self.error)
+        elif self.error is None:
+            try:
+                if isinstance(item, _Take):
+                    item.event.take()
+                elif isinstance(item, _Wait):
+                    item.event.synchronize(self._timeout)
+                else:
+                    item()
+            except BaseException as error:  # whatever it was, the waiting thread must see it
+                self.error = error

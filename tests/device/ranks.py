@@ -15,6 +15,7 @@ from kvpp_dag.runtime import (
     CpuStream,
     CurrentStream,
     ForwardPass,
+    Observer,
     Transport,
     allocate_zeroed,
 )
@@ -44,6 +45,7 @@ class Setting:
     wrap: Callable[[Transport], Transport] | None = None
     timeout: float = PATIENCE
     log: Callable[[int, str, str], object] | None = None
+    observer: Callable[[int], Observer] | None = None
 
 
 class DeviceEngine:
@@ -71,6 +73,7 @@ class DeviceEngine:
             control=CpuStream("control", timeout=setting.timeout),
             policy=setting.policy,
             timeout=setting.timeout,
+            observer=setting.observer(self.rank) if setting.observer else None,
             skip_broadcasts=setting.skip_broadcasts,
         )
         largest = max((b.bytes_per_block for b in plan.bundles), default=1) * NUM_BLOCKS
@@ -235,3 +238,20 @@ def serve_ranks(
 def reference(device: Device, layers: int, blocks: Sequence[int]) -> Served:
     """One rank that holds every layer and transfers nothing."""
     return serve(LocalGroup(1).transport(0), device, layers, blocks, Setting())
+
+
+def one_rank(device, **setting):
+    """An engine whose layers all belong to a peer that does nothing, so that it can run alone."""
+    return DeviceEngine(device, small_plan(4, 2), Alone(), Setting(**setting))
+
+
+class Alone:
+    """A transport without peers: a broadcast is a write into its own buffer."""
+
+    rank, size = 0, 2
+
+    def prepare(self, view, owner):
+        return lambda: view.fill_(owner + 3)
+
+    def agree(self, token):
+        pass

@@ -10,7 +10,7 @@ import torch
 from kvpp_dag.errors import TransferError
 from kvpp_dag.graph import COMPUTE_STREAM, TRANSFER_STREAM, Policy
 from kvpp_dag.runtime import Completion, LocalGroup
-from tests.device.ranks import DeviceEngine, Setting, reference, serve_ranks
+from tests.device.ranks import Alone, DeviceEngine, Setting, one_rank, reference, serve_ranks
 from tests.runtime_support import run_threads, small_plan
 
 GROWING = (0, 1, 2, 0, 1, 2, 3)
@@ -105,23 +105,6 @@ def test_after_an_aborted_forward_the_next_is_right_to_the_bit(device, fail, del
     check(serve_ranks(device, 2, 5, GROWING, setting), reference(device, 5, GROWING))
 
 
-def one_rank(device, **setting):
-    """An engine whose layers all belong to a peer that does nothing, so that it can run alone."""
-    return DeviceEngine(device, small_plan(4, 2), Alone(), Setting(**setting))
-
-
-class Alone:
-    """A transport without peers: a broadcast is a write into its own buffer."""
-
-    rank, size = 0, 2
-
-    def prepare(self, view, owner):
-        return lambda: view.fill_(owner + 3)
-
-    def agree(self, token):
-        pass
-
-
 def test_the_host_runs_two_forwards_ahead_of_a_device_that_stands_still(device):
     """Nothing in a forward blocks the host; only a third one would wait, in `begin`."""
     engine = one_rank(device)
@@ -152,7 +135,7 @@ def test_the_host_runs_two_forwards_ahead_of_a_device_that_stands_still(device):
 
 def test_two_forwards_in_flight_share_no_event(device):
     engine = one_rank(device)
-    used = [[event.native for event in bound.events] for kind in engine.forward._bound for bound in kind]
+    used = [[event.native for event in bound.events] for kind in engine.forward._programs._bound.values() for bound in kind]
     natives = [id(native) for events in used for native in events]
     assert len(natives) == len(set(natives)) > 0
 

@@ -9,21 +9,17 @@ from kvpp_dag.errors import ConfigError, TransferError
 from kvpp_dag.graph import Policy, build_forward
 from kvpp_dag.runtime import (
     AcceleratorStream,
-    Arena,
     Completion,
     CpuStream,
     CurrentStream,
     Executor,
-    ForwardPass,
     HostStream,
-    LocalGroup,
     find_accelerator,
     group_backend,
     make_streams,
 )
 from kvpp_dag.runtime.accelerator import AcceleratorEvent
-from kvpp_dag.trace import Recorder
-from tests.runtime_support import NUM_BLOCKS, small_plan
+from tests.runtime_support import small_plan
 
 SOON = 30.0
 
@@ -207,20 +203,6 @@ def test_backends_by_device():
 
 def test_the_accelerator_is_found(device):
     assert find_accelerator().type == device.torch.type
-
-
-def test_an_observer_is_refused(device):
-    """Its times would be those of the submission."""
-    plan = small_plan(4, 2)
-    streams = make_streams(device.torch, timeout=1.0)
-    with pytest.raises(ConfigError, match="observer"):
-        ForwardPass(
-            arena=Arena(plan, rank=0, num_blocks=NUM_BLOCKS),
-            transport=LocalGroup(2).transport(0),
-            compute=streams.compute,
-            transfer=streams.transfer,
-            observer=Recorder(keep=1),
-        )
 
 
 async def test_the_executor_refuses_streams_where_returning_is_not_running(device, transfer, compute):

@@ -33,6 +33,7 @@ CONTROLS = {
 CASES = [
     ("li-c8", "tp2"),
     ("sfa-c8", "tp2"),
+    ("li-c8", "tp3"),
     ("sfa-c8", "tp3"),
     ("li-c8", "pp2 x tp2"),
     ("sfa-c8", "pp2 x tp2"),

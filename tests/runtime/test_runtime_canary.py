@@ -48,7 +48,7 @@ def verified(transport):
     return exchange(VerifyingTransport(transport), torch.float8_e5m2)
 
 
-@pytest.mark.parametrize("kind", ["local", "gloo"])
+@pytest.mark.parametrize("kind", ["local", "gloo", "shared"])
 def test_what_arrives_goes_through(kind):
     sent = bytes(nan_payloads(torch.float8_e5m2).view(torch.uint8).tolist())
     assert run_group(kind, 3, verified) == [sent] * 3

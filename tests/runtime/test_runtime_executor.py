@@ -1,4 +1,4 @@
-"""Any graph on streams: order, failures, cancellation, and random graphs against a sequential run."""
+"""Any graph on streams: order, what is refused, and random graphs against a sequential run."""
 
 import asyncio
 import random
@@ -6,57 +6,29 @@ import threading
 
 import pytest
 
-from kvpp_dag.errors import ConfigError, NodeError, TransferError, UnsoundGraphError
-from kvpp_dag.graph import Graph, Kind, Node, build_forward, verify_alone, without_edge
+from kvpp_dag.errors import ConfigError, NodeError, UnsoundGraphError
+from kvpp_dag.graph import Kind, Node, build_forward, verify_alone, without_edge
 from kvpp_dag.graph.nodes import Policy
-from kvpp_dag.runtime import CpuStream, Executor, State, executor
+from kvpp_dag.runtime import Executor, executor
+from tests.runtime.executor_support import (
+    CANCELLED,
+    DIAMOND,
+    DONE,
+    FAILED,
+    SOON,
+    STREAMS,
+    Ledger,
+    graph_of,
+    node,
+    open_streams,
+)
 from tests.runtime_support import small_plan
-
-SOON = 20.0
-STREAMS = ("a", "b", "c", "d")
-DONE, FAILED, CANCELLED = State.DONE, State.FAILED, State.CANCELLED
 
 
 @pytest.fixture
 def streams():
-    streams = {name: CpuStream(name, timeout=SOON) for name in STREAMS}
-    yield streams
-    for stream in streams.values():
-        stream.close()
-
-
-def node(name, stream, *after):
-    """A compute node that writes its own buffer and reads those of its predecessors."""
-    reads = tuple(f"value_{other}" for other in after)
-    return Node(
-        id=name, kind=Kind.COMPUTE, stream=stream, after=after, reads=reads, writes=(f"value_{name}",)
-    )
-
-
-def graph_of(*nodes):
-    return Graph(nodes=nodes)
-
-
-class Ledger:
-    """Kernels that note the order in which they ran; some fail, some wait for a gate."""
-
-    def __init__(self, graph, *, failing=(), gates=None):
-        self.ran = []
-        self.failing = failing
-        self.gates = gates or {}
-        self.kernels = {n.id: lambda n=n.id: self._run(n) for n in graph.nodes}
-
-    def _run(self, name):
-        if name in self.gates:
-            assert self.gates[name].wait(SOON)
-        self.ran.append(name)
-        if name in self.failing:
-            raise ArithmeticError(f"{name} fell over")
-
-
-DIAMOND = graph_of(
-    node("top", "a"), node("l", "b", "top"), node("r", "c", "top"), node("end", "a", "l", "r")
-)
+    with open_streams() as streams:
+        yield streams
 
 
 async def test_a_diamond_joins_both_sides(streams):
@@ -116,114 +88,6 @@ async def test_a_compiled_forward_runs(streams):
         assert ledger.ran.index(f"broadcast[{layer}]") < ledger.ran.index(f"attend[{layer}]")
 
 
-async def test_a_failure_cancels_what_depends_on_it_and_nothing_else(streams):
-    graph = graph_of(
-        node("top", "a"),
-        node("bad", "b", "top"),
-        node("after_bad", "c", "bad"),
-        node("good", "a", "top"),
-        node("after_good", "d", "good"),
-        node("join", "a", "after_bad", "after_good"),
-    )
-    ledger = Ledger(graph, failing={"bad"})
-    with pytest.raises(
-        NodeError, match=r"^Node bad failed: ArithmeticError: bad fell over\.$"
-    ) as caught:
-        await Executor(streams).run(graph, ledger.kernels)
-    assert caught.value.node == "bad"
-    assert isinstance(caught.value.__cause__, ArithmeticError)
-    assert caught.value.states == {
-        "top": DONE,
-        "bad": FAILED,
-        "after_bad": CANCELLED,
-        "good": DONE,
-        "after_good": DONE,
-        "join": CANCELLED,
-    }
-    assert sorted(ledger.ran) == ["after_good", "bad", "good", "top"]
-
-
-async def test_what_follows_a_failure_on_its_stream_is_cancelled(streams):
-    graph = graph_of(node("bad", "a"), node("next", "a"), node("other", "b"))
-    with pytest.raises(NodeError) as caught:
-        await Executor(streams).run(graph, Ledger(graph, failing={"bad"}).kernels)
-    assert caught.value.states == {"bad": FAILED, "next": CANCELLED, "other": DONE}
-
-
-async def test_several_failures_surface_once_as_the_first(streams):
-    graph = graph_of(node("first", "a"), node("second", "b"), node("third", "c"))
-    gates = {"second": threading.Event(), "third": threading.Event()}
-    ledger = Ledger(graph, failing={"first", "second", "third"}, gates=gates)
-
-    def fail_and_open():
-        try:
-            ledger._run("first")
-        finally:
-            for gate in gates.values():
-                threading.Timer(0.1, gate.set).start()
-
-    with pytest.raises(NodeError, match=r"Node first failed.*\(2 more nodes failed\)") as caught:
-        await Executor(streams).run(graph, ledger.kernels | {"first": fail_and_open})
-    assert set(caught.value.states.values()) == {FAILED}
-
-
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
-async def test_what_is_no_exception_fails_its_node_and_not_the_stream(streams, error):
-    def raising():
-        raise error
-
-    with pytest.raises(NodeError) as caught:
-        await Executor(streams).run(DIAMOND, Ledger(DIAMOND).kernels | {"top": raising})
-    assert caught.value.__cause__ is error
-    assert await Executor(streams).run(DIAMOND, Ledger(DIAMOND).kernels)
-
-
-async def test_after_a_failure_the_same_streams_run_the_next_graph(streams):
-    with pytest.raises(NodeError):
-        await Executor(streams).run(DIAMOND, Ledger(DIAMOND, failing={"top"}).kernels)
-    ledger = Ledger(DIAMOND)
-    await Executor(streams).run(DIAMOND, ledger.kernels)
-    assert len(ledger.ran) == 4
-
-
-async def cancelled_while_top_runs(streams, *, times=1):
-    """Cancel a run of the diamond while `top` runs; what ran, and whether it waited for `top`."""
-    gate, running = threading.Event(), threading.Event()
-    ledger = Ledger(DIAMOND, gates={"top": gate})
-    kernels = ledger.kernels | {"top": lambda: (running.set(), ledger._run("top"))}
-    task = asyncio.create_task(Executor(streams).run(DIAMOND, kernels))
-    while not running.is_set():
-        await asyncio.sleep(0.001)
-    for _ in range(times):
-        task.cancel()
-        await asyncio.sleep(0.02)
-    waited = not task.done()
-    gate.set()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    return ledger.ran, waited
-
-
-@pytest.mark.parametrize("times", [1, 3])
-async def test_cancelling_waits_for_the_running_node_and_runs_no_other(streams, times):
-    ran, waited = await cancelled_while_top_runs(streams, times=times)
-    assert waited
-    assert ran == ["top"]
-    for stream in streams.values():
-        stream.synchronize(SOON)
-    assert ran == ["top"]
-    assert await Executor(streams).run(DIAMOND, Ledger(DIAMOND).kernels)
-
-
-async def test_a_timeout_around_a_run_drains_it_too(streams):
-    gate = threading.Event()
-    ledger = Ledger(DIAMOND, gates={"top": gate})
-    threading.Timer(0.2, gate.set).start()
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(Executor(streams).run(DIAMOND, ledger.kernels), 0.05)
-    assert ledger.ran == ["top"]
-
-
 async def test_two_runs_at_once_on_the_same_streams(streams):
     ledgers = [Ledger(DIAMOND) for _ in range(8)]
     await asyncio.gather(*(Executor(streams).run(DIAMOND, ledger.kernels) for ledger in ledgers))
@@ -241,19 +105,6 @@ async def test_kernels_and_streams_must_fit_the_graph(streams):
         await Executor({name: streams[name] for name in "ab"}).run(DIAMOND, kernels)
     with pytest.raises(ConfigError, match="this executor has: none"):
         await Executor({}).run(DIAMOND, kernels)
-
-
-async def test_a_stream_that_has_failed_is_an_error_and_not_a_hang(streams):
-    def raising():
-        raise ZeroDivisionError("long ago")
-
-    streams["b"].launch(raising)
-    with pytest.raises(ZeroDivisionError):
-        streams["b"].synchronize(SOON)
-    ledger = Ledger(DIAMOND)
-    with pytest.raises(TransferError, match=r"stream 'b' has failed.*long ago"):
-        await Executor(streams).run(DIAMOND, ledger.kernels)
-    assert ledger.ran == []
 
 
 RACY = graph_of(

@@ -17,7 +17,7 @@ from tests.runtime_work import (
 
 MIXED = (0, 1, 0, 1)
 GROWING = (0, 1, 2, 0, 1, 2, 3)
-KINDS = ["local", "gloo"]
+KINDS = ["local", "gloo", "shared"]
 
 
 def check(served, layers, blocks):
@@ -123,8 +123,9 @@ def test_ranks_that_planned_differently_diverge(kind):
 
 
 @pytest.mark.parametrize("layer", [0, 2, LAST])
-def test_a_peer_that_died_is_an_error_within_the_timeout(layer):
-    survivor, dead = run_group("gloo", 2, partial(die, layer=layer), timeout=5.0)
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_peer_that_died_is_an_error_within_the_timeout(kind, layer):
+    survivor, dead = run_group(kind, 2, partial(die, layer=layer), timeout=5.0)
     assert isinstance(dead, Died)
     assert dead.args == (3,)
     failure, later, seconds = survivor
@@ -135,8 +136,9 @@ def test_a_peer_that_died_is_an_error_within_the_timeout(layer):
     assert seconds < 20
 
 
-def test_the_ranks_that_are_left_all_notice_a_death():
-    *survivors, dead = run_group("gloo", 3, partial(die, layer=1, dying=2), timeout=5.0)
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_the_ranks_that_are_left_all_notice_a_death(kind):
+    *survivors, dead = run_group(kind, 3, partial(die, layer=1, dying=2), timeout=5.0)
     assert isinstance(dead, Died)
     for failure, later, _ in survivors:
         assert failure.startswith("failed: ")

@@ -12,10 +12,16 @@ from kvpp_dag.errors import ConfigError, DivergenceError, LayoutError, TransferE
 from kvpp_dag.runtime import LocalGroup, ProcessGroupTransport, process_group
 from kvpp_dag.runtime.transport import MAX_PIECE, as_bytes, piece_bounds
 from tests.runtime_support import run_group, run_threads
-from tests.runtime_work import agree, exchange, exchange_in_pieces, nan_payloads
+from tests.runtime_work import (
+    agree,
+    exchange,
+    exchange_in_pieces,
+    exchange_over_groups,
+    nan_payloads,
+)
 
 SOON = 20.0
-KINDS = ["local", "gloo"]
+KINDS = ["local", "gloo", "shared"]
 DTYPES = [torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float32]
 
 
@@ -43,6 +49,57 @@ def test_the_payloads_hold_nans_that_arithmetic_would_change():
 def test_a_broadcast_in_pieces_arrives_whole():
     sent = bytes(nan_payloads(torch.uint8).tolist())
     assert run_group("gloo", 2, partial(exchange_in_pieces, largest=100)) == [sent] * 2
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_a_large_broadcast_over_several_groups_arrives_whole(groups):
+    sent = bytes(nan_payloads(torch.uint8).tolist())
+    work = partial(exchange_over_groups, groups=groups, large=1)
+    assert run_group("gloo", 3, work) == [sent] * 3
+
+
+@pytest.fixture
+def parts_sent(monkeypatch):
+    """Lists group, bytes and whether it returned at once, of the parts that are broadcast."""
+    sent, waited = [], []
+
+    class Work:
+        def wait(self):
+            waited.append(len(sent))
+
+    def broadcast(piece, source, group, async_op=False):
+        sent.append((group, piece.numel(), async_op))
+        return Work()
+
+    monkeypatch.setattr(process_group.dist, "get_rank", lambda: 6)
+    monkeypatch.setattr(process_group.dist, "broadcast", broadcast)
+    return sent, waited
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+def test_only_what_is_large_is_spread_and_all_parts_are_on_their_way_before_any_is_waited_for(
+    parts_sent, owner
+):
+    sent, waited = parts_sent
+    transport = ProcessGroupTransport("a", [4, 6], more_groups=("b", "c", "d"))
+    large = torch.empty(process_group.LARGE + 2, dtype=torch.uint8, device="meta")
+    transport.prepare(large[:-3], owner)()
+    assert sent == [("a", process_group.LARGE - 1, False)]
+    sent.clear()
+    transport.prepare(large, owner)()
+    part = process_group.LARGE // 4 + 1
+    assert sent == [("a", part, True), ("b", part, True), ("c", part, True), ("d", part - 2, True)]
+    assert waited == [4] * 4
+
+
+def test_parts_that_are_too_large_are_sent_in_pieces(parts_sent):
+    sent, _ = parts_sent
+    view = torch.empty(5 * MAX_PIECE, dtype=torch.uint8, device="meta")
+    ProcessGroupTransport("a", [4, 6], more_groups=("b",)).prepare(view, 0)()
+    half = MAX_PIECE // 2
+    assert [(g, n) for g, n, _ in sent] == [
+        (group, nbytes) for group in "ab" for nbytes in (MAX_PIECE, MAX_PIECE, half)
+    ]
 
 
 @pytest.fixture
@@ -155,6 +212,61 @@ def test_a_local_rank_that_is_alone_gives_up():
         group.transport(1).agree(b"x")
     with pytest.raises(TransferError):
         group.transport(0).agree(b"x")  # too late
+
+
+def outcomes(group, work):
+    """What `work(transport)` raises on the ranks of a local group."""
+    errors = [None] * group.size
+
+    def run(rank):
+        try:
+            work(group.transport(rank))
+        except Exception as error:
+            errors[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(group.size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON)
+    assert not any(thread.is_alive() for thread in threads)
+    return errors
+
+
+def test_after_a_timeout_every_rank_hears_of_the_timeout_and_not_of_a_divergence():
+    """Both ranks that came run the same forward; the third is missing, or comes too late."""
+    group = LocalGroup(3, timeout=0.2)
+    errors = outcomes(group, lambda transport: transport.rank == 2 or transport.agree(b"same"))
+    assert [type(error) for error in errors] == [TransferError, TransferError, type(None)]
+    assert all("waited 0.2 s and only ranks [0, 1] joined" in str(error) for error in errors[:2])
+    with pytest.raises(TransferError, match=r"only ranks \[0, 1\] joined") as late:
+        group.transport(2).agree(b"same")
+    assert type(late.value) is TransferError
+
+
+def test_a_rank_that_cannot_take_what_was_sent_fails_and_tells_the_others_why():
+    def work(transport):
+        take = None if transport.rank == 0 else lambda _: 1 / 0
+        source = torch.zeros(8, dtype=torch.uint8) if transport.rank == 0 else None
+        group.meet(rank=transport.rank, sequence=1, what=("broadcast", 8), source=source, take=take)
+
+    group = LocalGroup(2, timeout=SOON)
+    owner, reader = outcomes(group, work)
+    assert isinstance(reader, ZeroDivisionError)
+    assert type(owner) is TransferError
+    assert "rank 1 failed: division by zero" in str(owner)
+
+
+def test_a_local_group_forgets_a_collective_once_every_rank_has_left_it():
+    group = LocalGroup(2, timeout=0.05)
+    outcomes(group, lambda transport: transport.agree(bytes([transport.rank])))
+    assert not group._meetings  # diverged
+    with pytest.raises(TransferError):
+        group.transport(0).agree(b"x")
+    assert group._meetings  # rank 1 can still come, and must not wait for rank 0
+    with pytest.raises(TransferError):
+        group.transport(1).agree(b"x")
+    assert not group._meetings
 
 
 def test_local_groups_and_ranks_are_checked():

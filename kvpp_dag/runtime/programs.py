@@ -1,0 +1,100 @@
+"""Every kind of forward of one rank: compiled, verified and bound before the first one runs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvpp_dag.graph import COMPUTE_STREAM, Graph, Policy, lower
+from kvpp_dag.runtime.arena import Arena
+from kvpp_dag.runtime.bind import BoundProgram, Call, bind
+from kvpp_dag.runtime.compile import compile_forwards
+from kvpp_dag.runtime.observer import Observer
+from kvpp_dag.runtime.packing import BlockLists, packed_calls, run_calls
+from kvpp_dag.runtime.payload import FULL, RUNS, Kind, Way, WayChooser
+from kvpp_dag.runtime.streams import Stream
+from kvpp_dag.runtime.transport import Transport
+
+GENERATIONS = 2
+"""Bindings of each kind, so that two forwards in flight share no event and no list of blocks."""
+
+
+class Programs:
+    """The bound programs of one rank, by kind and generation.
+
+    `ended[g]` is recorded at the end of a forward of generation `g`; until it is reached, nothing of that
+    generation may be used again. `lists[g]` are the blocks that it sends, where not all are sent.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        transport: Transport,
+        streams: Mapping[str, Stream[Any]],
+        *,
+        policy: Policy,
+        chooser: WayChooser | None,
+        observer: Observer | None,
+        timeout: float,
+        skip_broadcasts: bool,
+    ) -> None:
+        """Compile, verify and bind; `chooser` is None where only whole bundles are sent."""
+        chunks = chooser.chunk_counts() if chooser is not None else []
+        self.graphs = compile_forwards(arena.plan, arena.rank, arena.num_blocks, policy, chunks)
+        compute = streams[COMPUTE_STREAM]
+        self.ended = [compute.event("the end of an earlier forward") for _ in range(GENERATIONS)]
+        self.lists = [BlockLists(arena.num_blocks, arena.device) for _ in range(GENERATIONS)]
+        kinds = {kind: lower(graph) for kind, graph in self.graphs.items()}
+        if chooser is not None:
+            kinds[RUNS] = kinds[FULL]
+        whole = _whole_bundles(self.graphs[FULL], transport, arena)
+        self._bound: dict[Kind, list[BoundProgram]] = {kind: [] for kind in kinds}
+        for kind, program in kinds.items():
+            for lists in self.lists:
+                calls = _calls(kind, program.graph, transport, arena, lists, whole)
+                if skip_broadcasts:
+                    calls = dict.fromkeys(calls, _nothing)
+                self._bound[kind].append(
+                    bind(
+                        program,
+                        streams=streams,
+                        transfers=calls,
+                        observer=observer,
+                        timeout=timeout,
+                    )
+                )
+
+    def of(self, kind: Kind, generation: int) -> BoundProgram:
+        """The program of a kind; two forwards in flight must be of different generations."""
+        return self._bound[kind][generation]
+
+
+def send_bundle(transport: Transport, arena: Arena, ordinal: int) -> Call:
+    """The broadcast of the whole bundle of target layer `ordinal`."""
+    return transport.prepare(arena.cache(ordinal), arena.plan.owners[ordinal])
+
+
+def _whole_bundles(graph: Graph, transport: Transport, arena: Arena) -> dict[str, Call]:
+    return {node.id: send_bundle(transport, arena, node.layer or 0) for node in graph.broadcasts}
+
+
+def _calls(
+    kind: Kind,
+    graph: Graph,
+    transport: Transport,
+    arena: Arena,
+    lists: BlockLists,
+    whole: dict[str, Call],
+) -> dict[str, Call]:
+    """What the broadcasts and copies of a kind of forward do."""
+    match kind[0]:
+        case Way.NOTHING:
+            return {}
+        case Way.FULL:
+            return whole
+        case Way.RUNS:
+            return run_calls(graph, transport, arena, lists)
+        case Way.PACKED:
+            return packed_calls(graph, transport, arena, lists)
+
+
+def _nothing() -> None:
+    """The transfer of a control run."""
