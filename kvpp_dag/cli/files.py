@@ -1,10 +1,9 @@
-"""Reading and writing the files that a user names."""
+"""Writing the files that a user names."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
-from kvpp_dag.errors import ConfigError, DumpError
-
-MAX_DUMP_BYTES = 256 << 20
+from kvpp_dag.errors import ConfigError
 
 
 def check_new(path: Path) -> None:
@@ -20,13 +19,15 @@ def write_new(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def read_dump(path: Path) -> str:
-    """Read a dump. Raises DumpError if it is no readable text file, or larger than 256 MiB."""
-    try:
-        if path.stat().st_size > MAX_DUMP_BYTES:
-            raise DumpError(f"{path}: the file is larger than {MAX_DUMP_BYTES >> 20} MiB.")
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DumpError(f"{path}: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        raise DumpError(f"{path}: byte {error.start} is not UTF-8 text.") from error
+def check_new_directory(path: Path) -> None:
+    """Raise ConfigError if something is at `path` already, unless it is an empty directory."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ConfigError(f"{path} exists and is not overwritten; give an empty or a new directory.")
+
+
+def write_new_directory(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write `files`, by name, into the directory `path`. Raises ConfigError as `check_new_directory` does."""
+    check_new_directory(path)
+    path.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (path / name).write_bytes(content)

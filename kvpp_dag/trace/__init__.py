@@ -1,7 +1,34 @@
-"""What happened: a recorder for the runtime's callbacks, Chrome/Perfetto traces, and a summary."""
+"""What happened: recordings of forwards, where compute waited and why, exports, and the report page.
 
-from kvpp_dag.trace.chrome import merge_chrome, to_chrome
-from kvpp_dag.trace.recorder import ForwardRecord, Recorder, Span
+`Recorder` runs beside the runtime and imports torch; all else reads what it left and does not, so that
+looking at a dump is quick and works on a machine without torch.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from kvpp_dag.trace.chrome import to_chrome
+from kvpp_dag.trace.overlap import analyze
+from kvpp_dag.trace.records import ForwardRecord, Recording, Span
 from kvpp_dag.trace.summary import Summary, summarize
 
-__all__ = ["ForwardRecord", "Recorder", "Span", "Summary", "merge_chrome", "summarize", "to_chrome"]
+if TYPE_CHECKING:
+    from kvpp_dag.trace.recorder import Recorder
+
+__all__ = [
+    "ForwardRecord",
+    "Recorder",
+    "Recording",
+    "Span",
+    "Summary",
+    "analyze",
+    "summarize",
+    "to_chrome",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Recorder":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from kvpp_dag.trace.recorder import Recorder  # noqa: PLC0415 - see the docstring
+
+    return Recorder

@@ -1,58 +1,133 @@
-"""Record what the runtime reports: one `ForwardRecord` per forward, the last ones kept."""
+"""Record what the runtime notes: one `ForwardRecord` per forward, the last ones kept."""
 
+import time
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from kvpp_dag.graph import Graph
+from kvpp_dag.graph.nodes import EVENTS
+from kvpp_dag.runtime.tape import Mark, Tape
+from kvpp_dag.trace.records import ForwardRecord, Span
 
-
-@dataclass(frozen=True, kw_only=True)
-class Span:
-    """`node` from `start` to `end`, in nanoseconds of the host's monotonic clock."""
-
-    node: str
-    start: int
-    end: int
-
-
-@dataclass(kw_only=True)
-class ForwardRecord:
-    """One forward of one rank: when nodes were submitted, when they ran, and what was waited for."""
-
-    number: int
-    graph: Graph
-    began: int
-    ended: int = 0
-    error: str | None = None
-    submitted: dict[str, int] = field(default_factory=dict)
-    ran: list[Span] = field(default_factory=list)
-    waited: list[Span] = field(default_factory=list)
+KEEP = 64
+"""Forwards that a recorder keeps if it is not told otherwise."""
 
 
 class Recorder:
-    """An observer that keeps the last `keep` forwards, oldest first, in `forwards`."""
+    """An observer that keeps the last `keep` forwards, and all of those whose number is in `chosen`.
 
-    def __init__(self, *, keep: int = 64) -> None:
-        self.forwards: deque[ForwardRecord] = deque(maxlen=keep)
+    `clock` gives nanoseconds. While a forward runs nothing is done here; its times are copied when it has
+    ended, on an accelerator when the device has passed its end.
+    """
 
-    def forward_began(self, number: int, graph: Graph, now: int) -> None:
+    def __init__(
+        self,
+        *,
+        keep: int = KEEP,
+        chosen: range = range(0),
+        clock: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self._clock = clock
+        self._range = chosen
+        self._last: deque[_Entry] = deque(maxlen=keep)
+        self._chosen: list[_Entry] = []
+        self._on_tape: dict[int, _Entry] = {}
+        self._shared: dict[object, Any] = {}
+
+    @property
+    def forwards(self) -> tuple[ForwardRecord, ...]:
+        """The last forwards, oldest first. Those of a device have to be over: synchronize it before."""
+        return tuple(entry.record() for entry in self._last)
+
+    @property
+    def chosen(self) -> tuple[ForwardRecord, ...]:
+        """The forwards that were chosen by their numbers, as far as they have begun."""
+        return tuple(entry.record() for entry in self._chosen)
+
+    def tape(self, graph: Graph) -> Tape:
         """See `kvpp_dag.runtime.Observer`, as for the other callbacks."""
-        self.forwards.append(ForwardRecord(number=number, graph=graph, began=now))
+        return Tape(graph, clock=self._clock, shared=self._shared)
 
-    def node_submitted(self, node: str, now: int) -> None:
-        """The host handed a transfer to its stream."""
-        self.forwards[-1].submitted[node] = now
+    def forward_began(
+        self, tape: Tape, number: int, needed_blocks: int | None, sent_blocks: int
+    ) -> None:
+        """Start the record of a forward on a tape whose earlier forward is over."""
+        earlier = self._on_tape.get(id(tape))
+        if earlier is not None:
+            earlier.settle()
+        tape.clear()
+        entry = _Entry(
+            tape=tape,
+            number=number,
+            began=self._clock(),
+            needed_blocks=needed_blocks,
+            sent_blocks=sent_blocks,
+        )
+        self._on_tape[id(tape)] = entry
+        self._last.append(entry)
+        if number in self._range:
+            self._chosen.append(entry)
 
-    def node_ran(self, node: str, start: int, end: int) -> None:
-        """A node ran."""
-        self.forwards[-1].ran.append(Span(node=node, start=start, end=end))
+    def forward_ended(self, tape: Tape, error: BaseException | None) -> None:
+        """Complete the record, or leave the rest to when the device is done."""
+        entry = self._on_tape[id(tape)]
+        entry.ended = self._clock()
+        entry.error = None if error is None else f"{type(error).__name__}: {error}"
+        if tape.device is None:
+            entry.settle()
 
-    def stream_waited(self, event: str, start: int, end: int) -> None:
-        """The compute stream stood waiting."""
-        self.forwards[-1].waited.append(Span(node=event, start=start, end=end))
 
-    def forward_ended(self, now: int, error: BaseException | None) -> None:
-        """The forward ended or was aborted."""
-        record = self.forwards[-1]
-        record.ended = now
-        record.error = None if error is None else f"{type(error).__name__}: {error}"
+@dataclass(kw_only=True, eq=False)
+class _Entry:
+    """A forward whose times are on its tape until they are settled."""
+
+    tape: Tape
+    number: int
+    began: int
+    needed_blocks: int | None
+    sent_blocks: int
+    ended: int = 0
+    error: str | None = None
+    times: list[int] | None = None
+
+    def settle(self) -> None:
+        """Take the times off the tape."""
+        if self.times is None:
+            self.times = self.tape.read()
+
+    def record(self) -> ForwardRecord:
+        """What is known so far; a forward of a device has to be over."""
+        if self.ended:
+            self.settle()
+        times = self.tape.times.copy() if self.times is None else self.times
+        graph = self.tape.graph
+        marks: dict[Mark, dict[str, int]] = {mark: {} for mark in Mark}
+        for (mark, node), cell in self.tape.cells.items():
+            if times[cell] > 0:
+                marks[mark][node] = times[cell]
+        until = max(self.ended, *times)
+        began = self.began
+        if self.tape.device is not None:  # the host began it earlier, and may have ended it before that
+            began = min((*marks[Mark.START].values(), *marks[Mark.WAIT_START].values()), default=began)
+        ends = {n: at for n, at in marks[Mark.START].items() if graph[n].kind in EVENTS} | marks[
+            Mark.END
+        ]
+        return ForwardRecord(
+            number=self.number,
+            graph=graph,
+            began=began,
+            ended=until if self.ended else 0,
+            error=self.error,
+            needed_blocks=self.needed_blocks,
+            sent_blocks=self.sent_blocks,
+            submitted=marks[Mark.SUBMITTED],
+            spans=_spans(marks[Mark.START], ends, until),
+            waits=_spans(marks[Mark.WAIT_START], marks[Mark.WAIT_END], until),
+        )
+
+
+def _spans(starts: Mapping[str, int], ends: Mapping[str, int], until: int) -> dict[str, Span]:
+    """Spans by node; what has started and not ended, because it failed, lasts until the end."""
+    return {node: Span(start, ends.get(node, until)) for node, start in starts.items()}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvpp_dag.graph import Kind
-from kvpp_dag.trace.recorder import ForwardRecord
+from kvpp_dag.trace.records import ForwardRecord
 
 Interval = tuple[int, int]
 
@@ -49,15 +49,12 @@ def summarize(records: Iterable[ForwardRecord]) -> Summary:
     for record in records:
         forwards += 1
         with_history += record.graph.history
-        exposed += sum(span.end - span.start for span in record.waited)
-        for span in record.ran:
-            node = record.graph[span.node]
-            if node.kind is Kind.BROADCAST:
-                broadcasts += 1
-                nbytes += node.bytes
-                transfers.append((span.start, span.end))
-            elif node.kind is Kind.COMPUTE:
-                computes.append((span.start, span.end))
+        exposed += sum(wait.duration for wait in record.waits.values())
+        sent = [node for node in record.graph.broadcasts if node.id in record.spans]
+        broadcasts += len(sent)
+        nbytes += sum(node.bytes for node in sent)
+        transfers += spans_of(record, Kind.BROADCAST)
+        computes += spans_of(record, Kind.COMPUTE)
     merged = merge(transfers)
     return Summary(
         forwards=forwards,
@@ -68,6 +65,12 @@ def summarize(records: Iterable[ForwardRecord]) -> Summary:
         exposed_ns=exposed,
         overlapped_ns=intersection(merged, merge(computes)),
     )
+
+
+def spans_of(record: ForwardRecord, kind: Kind) -> list[Interval]:
+    """When the nodes of one kind ran in a forward."""
+    nodes = (node for node in record.graph.nodes if node.kind is kind)
+    return [record.spans[node.id] for node in nodes if node.id in record.spans]
 
 
 def merge(intervals: Iterable[Interval]) -> list[Interval]:

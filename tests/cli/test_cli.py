@@ -53,6 +53,26 @@ def test_plan_for_people_names_the_layers_of_each_rank():
     assert "31-60" in done.stdout
 
 
+def test_plan_by_bytes_names_the_gain_over_count():
+    command = ("plan", "--preset", "glm-5.2-lic8", "--tp", 8)
+    by_bytes, by_count = (
+        json.loads(kvpp_dag(*command, *more, "--json").stdout) for more in (["--ownership", "bytes"], [])
+    )
+    assert "gain_over_count" not in by_count
+    assert by_count["bytes_per_token_worst_rank"] == 14604
+    assert by_bytes["bytes_per_token_worst_rank"] == 14474
+    gain = by_bytes["gain_over_count"]
+    assert gain["blocks_per_gib"] == (1 << 30) // 14474 - (1 << 30) // 14604 == 661
+    assert gain["percent"] == 0.9
+    assert gain["owned_bytes_per_token_by_count"] == [
+        [12040, 11910, 11780, 11910, 11780, 11910, 10628, 10628]
+    ]
+    text = " ".join(kvpp_dag(*command, "--ownership", "bytes").stdout.split())
+    assert "by count 14,604" in text
+    assert "+661 tokens per GiB" in text
+    assert "+0.90 %" in text
+
+
 def test_plan_that_loses_says_so():
     stages = ",".join(["3"] * 9)
     done = kvpp_dag("plan", "--preset", "deepseek-v2-lite", "--tp", 2, "--pp", stages)
@@ -137,6 +157,7 @@ def test_an_existing_file_is_not_overwritten(dump):
         (["plan", "--preset", "glm-5", "--tp", "8", "--pp", "40,40"], "hold 80 layers"),
         (["plan", "--preset", "glm-5", "--tp", "8", "--pp", "a,b"], "expected layer counts"),
         (["plan", "--preset", "glm-5", "--tp", "8", "--depth", "0"], "prefetch depth is 0"),
+        (["plan", "--preset", "glm-5", "--tp", "8", "--ownership", "size"], "--ownership"),
         (["plan", "--tp", "8"], "--preset"),
         (["graph", "--tp", "2"], "--layers or --preset"),
         (["graph", "--layers", "-1", "--tp", "2"], "--layers is -1"),

@@ -2,9 +2,11 @@
 
 import time
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
+from kvpp_dag.errors import TransferError
 from kvpp_dag.graph import Kind, Policy
 from kvpp_dag.runtime import Arena, CpuStream, ForwardPass, HostStream
 from kvpp_dag.trace import ForwardRecord, Recorder
@@ -34,17 +36,16 @@ def test_every_node_of_every_forward_is_recorded_once_and_inside_it(kind, policy
 
 
 def check_complete(forward: ForwardRecord):
-    assert sorted(span.node for span in forward.ran) == sorted(n.id for n in forward.graph.nodes)
-    broadcasts = {n.id for n in forward.graph.broadcasts}
-    assert set(forward.submitted) == broadcasts
-    assert [span.node for span in forward.waited] == [
-        n.id for n in forward.graph.nodes if n.kind is Kind.COMPLETION
-    ]
-    for span in (*forward.ran, *forward.waited):
+    assert sorted(forward.spans) == sorted(n.id for n in forward.graph.nodes)
+    assert set(forward.submitted) == {n.id for n in forward.graph.broadcasts}
+    assert list(forward.waits) == [n.id for n in forward.graph.nodes if n.kind is Kind.COMPLETION]
+    for span in (*forward.spans.values(), *forward.waits.values()):
         assert forward.began <= span.start <= span.end <= forward.ended, span
-    starts = {span.node: span.start for span in forward.ran}
-    for name in broadcasts:
-        assert forward.submitted[name] <= starts[name]
+    for node in forward.graph.nodes:
+        if node.kind in (Kind.READY, Kind.COMPLETION):
+            assert forward.spans[node.id].duration == 0
+    for name, submitted in forward.submitted.items():
+        assert forward.began <= submitted <= forward.spans[name].start
     assert forward.error is None
 
 
@@ -52,11 +53,22 @@ def check_complete(forward: ForwardRecord):
 def test_what_was_recorded_is_in_the_order_of_the_graph(policy):
     for records in recorded("local", policy, ranks=3):
         for forward in records:
-            spans = {span.node: span for span in forward.ran}
+            spans = forward.spans
             for node in forward.graph.nodes:
                 for before in node.after:
                     # A wait ends a little after its event, so an edge may be seen late, never early.
                     assert spans[before].start <= spans[node.id].start, (before, node.id)
+                    if node.id.startswith("attend"):
+                        assert forward.waits[before].end <= spans[node.id].start
+
+
+@pytest.mark.parametrize("policy", list(Policy))
+def test_the_compute_stream_is_covered_without_gap_or_overlap(policy):
+    for forward in recorded("local", policy)[0]:
+        compute = [forward.spans[n.id] for n in forward.graph.nodes if n.kind is Kind.COMPUTE]
+        pieces = sorted([*compute, *forward.waits.values()])
+        for earlier, later in pairwise(pieces):
+            assert earlier.end <= later.start
 
 
 class Dawdling(CpuStream):
@@ -93,6 +105,38 @@ def test_only_the_last_forwards_are_kept():
         assert [forward.number for forward in records] == [4, 5]
 
 
+def test_chosen_forwards_are_kept_beside_the_last():
+    recorder = Recorder(keep=1, chosen=range(2, 4))
+    engine = make_engine(small_plan(3, 1), LocalGroup(1).transport(0), observer=recorder)
+    for token in range(5):
+        engine.run(token, 0)
+    assert [forward.number for forward in recorder.forwards] == [5]
+    assert [forward.number for forward in recorder.chosen] == [2, 3]
+    for forward in (*recorder.forwards, *recorder.chosen):
+        check_complete(forward)
+    assert len({forward.began for forward in (*recorder.forwards, *recorder.chosen)}) == 3
+
+
+def test_what_the_engine_says_of_its_batch_is_kept():
+    recorder = Recorder()
+    engine = make_engine(small_plan(3, 1), LocalGroup(1).transport(0), observer=recorder)
+    for needed in (None, 3):
+        engine.forward.begin(history=False, used=list(range(needed)) if needed else None)
+        engine.forward.abort()
+    assert [forward.needed_blocks for forward in recorder.forwards] == [None, 3]
+
+
+def test_a_forward_in_flight_can_be_looked_at():
+    recorder = Recorder()
+    engine = make_engine(small_plan(3, 1), LocalGroup(1).transport(0), observer=recorder)
+    engine.forward.begin(history=False)
+    engine.forward.acquire(0)
+    (forward,) = recorder.forwards
+    assert (forward.ended, forward.error) == (0, None)
+    assert sorted(forward.spans) == ["attend[0]", "prologue"]
+    engine.forward.abort()
+
+
 def test_an_aborted_forward_says_why_and_the_next_is_complete():
     recorder = Recorder()
     engine = make_engine(small_plan(4, 1), LocalGroup(1).transport(0), observer=recorder)
@@ -102,6 +146,19 @@ def test_an_aborted_forward_says_why_and_the_next_is_complete():
     engine.run(0, 0)
     aborted, complete = recorder.forwards
     assert aborted.error == "ArithmeticError: compute 2 fell over"
-    assert aborted.ended >= aborted.began
-    assert "attend[2]" not in {span.node for span in aborted.ran}
+    assert aborted.spans["attend[2]"].end == aborted.ended
+    assert not {"compute[2]", "attend[3]"} & set(aborted.spans)
     check_complete(complete)
+
+
+def test_a_wait_that_failed_lasts_until_the_end():
+    recorder = Recorder()
+    transport = LocalGroup(2, timeout=0.1).transport(0)  # its peer never comes
+    engine = make_engine(small_plan(4, 2), transport, observer=recorder)
+    engine.forward.begin(history=True)
+    with pytest.raises(TransferError) as caught:
+        engine.forward.acquire(0)
+    engine.forward.abort(caught.value)
+    (forward,) = recorder.forwards
+    assert forward.waits["completion[0]"].end == forward.ended
+    assert "attend[0]" not in forward.spans

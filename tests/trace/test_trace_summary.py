@@ -46,7 +46,7 @@ def test_intersection_of_unmerged_intervals_would_count_twice():
 
 
 def spans(**times):
-    return [Span(node=_node(name), start=start, end=end) for name, (start, end) in times.items()]
+    return {_node(name): Span(*time) for name, time in times.items()}
 
 
 def _node(name):
@@ -55,12 +55,20 @@ def _node(name):
     return f"{label}[{layer}]" if layer else label
 
 
-def forward(ran, waited=(), *, history=True, number=1):
+def forward(ran, waits=None, *, history=True, number=1):
     graph = build_forward(
         small_plan(2, 2), rank=0, num_blocks=10, history=history, policy=Policy.ON_ACQUIRE
     )
     return ForwardRecord(
-        number=number, graph=graph, began=0, ended=1000, ran=list(ran), waited=list(waited)
+        number=number,
+        graph=graph,
+        began=0,
+        ended=1000,
+        error=None,
+        needed_blocks=None,
+        submitted={},
+        spans=ran,
+        waits=waits or {},
     )
 
 
