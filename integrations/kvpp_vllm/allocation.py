@@ -36,6 +36,13 @@ def engine_views(
     return views
 
 
+def block_size(kv_cache_config: Any) -> int:
+    """Tokens of a block in the one cache group that KVPP serves; 1 for a stage that caches nothing."""
+    groups = kv_cache_config.kv_cache_groups
+    size: int = groups[0].kv_cache_spec.block_size if groups else 1
+    return size
+
+
 def _storages(arena: Arena) -> dict[str, torch.Tensor]:
     """Storage of every engine layer by name: uint8 [blocks, page bytes]."""
     plan: StagePlan = arena.plan

@@ -1,29 +1,67 @@
 """The user's settings: `--additional-config '{"enable_kvpp": true, "kvpp": {...}}'`."""
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kvpp_dag.errors import ConfigError
+from kvpp_dag.graph import Policy
+from kvpp_dag.plan import Ownership
+from kvpp_dag.runtime import Payload
+
+MAX_CHOSEN = 10_000
+"""Forwards that may be chosen for one trace: they are kept in memory until the last of them has ended."""
+
+
+class TransportKind(StrEnum):
+    """What carries the caches between ranks; `auto` is shared memory on one host, else process groups."""
+
+    AUTO = "auto"
+    PROCESS_GROUP = "process_group"
+    SHARED_MEMORY = "shared_memory"
 
 
 class KvppConfig(BaseModel):
     """The optional `kvpp` object of vLLM's additional_config.
 
     `trace_dir`: an absolute directory for graph dumps and traces; nothing is written without it.
-    `trace_forwards`: how many of the last forwards a trace holds.
+    `trace_forwards`: which forwards to trace, as `first:end`, counted from 1 and without the end; the last 64
+    if it is not given.
+    `record`: whether forwards are recorded at all, for traces, failures and the log.
+    `log_every`: forwards between two lines in the log that say what was sent and waited for; 0 for none.
     `timeout_s`: seconds after which a transfer that a peer has not joined is an error.
+    `payload`: what a forward with history sends of each bundle: all blocks, those in use, or the cheaper of the two.
+    `policy`: when the next transfer may start: as the hook before attention returns, or the one behind it.
+    `depth`: how many layers ahead transfers are started; there are `depth + 1` scratch slots.
+    `ownership`: whether the ranks own equally many layers, or as equal bytes as contiguous layers allow.
+    `transport`: what carries the caches between ranks.
+    `process_groups`: how many process groups carry a very large bundle together.
     `verify_transfers`: look whether every transfer has arrived; slow, to check an installation.
     `skip_broadcasts`: leave every transfer out, as a control: outputs must then differ.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     trace_dir: Path | None = None
-    trace_forwards: int = Field(default=64, ge=1, le=100_000)
+    trace_forwards: str | None = Field(default=None, pattern=r"^[1-9][0-9]{0,8}:[1-9][0-9]{0,8}$")
+    record: bool = True
+    log_every: int = Field(default=1000, ge=0)
     timeout_s: float = Field(default=60.0, gt=0, le=86_400)
+    payload: Payload = Payload.FULL
+    policy: Policy = Policy.ON_ACQUIRE
+    depth: int = Field(default=1, ge=1, le=8)
+    ownership: Ownership = Ownership.COUNT
+    transport: TransportKind = TransportKind.AUTO
+    process_groups: Literal[1, 2, 4] = 2
     verify_transfers: bool = False
     skip_broadcasts: bool = False
+
+    @property
+    def chosen_forwards(self) -> range:
+        """The numbers of `trace_forwards`; empty if it is not given."""
+        first, end = map(int, (self.trace_forwards or "0:0").split(":"))
+        return range(first, end)
 
 
 def read_config(additional_config: Any) -> KvppConfig | None:
@@ -50,7 +88,27 @@ def read_config(additional_config: Any) -> KvppConfig | None:
             f"additional_config.kvpp.trace_dir is {str(config.trace_dir)!r}; expected an absolute path, "
             "since workers may run in another directory."
         )
+    _check_tracing(config)
     return config
+
+
+def _check_tracing(config: KvppConfig) -> None:
+    """Raise ConfigError for settings of traces that contradict each other."""
+    if config.trace_forwards is not None:
+        if config.trace_dir is None:
+            raise ConfigError(
+                "additional_config.kvpp.trace_forwards chooses forwards to trace, but there is no trace_dir to "
+                "write them to; give one."
+            )
+        if not 0 < len(config.chosen_forwards) <= MAX_CHOSEN:
+            raise ConfigError(
+                f"additional_config.kvpp.trace_forwards is {config.trace_forwards!r}; expected first:end with "
+                f"1 to {MAX_CHOSEN} forwards, such as 100:105."
+            )
+    if config.trace_dir is not None and not config.record:
+        raise ConfigError(
+            "additional_config.kvpp asks for traces in trace_dir and sets record to false; leave one of them out."
+        )
 
 
 def _sentence(error: ValidationError) -> str:

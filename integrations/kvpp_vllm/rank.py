@@ -11,19 +11,28 @@ from kvpp_dag.errors import NotActiveError
 from kvpp_dag.plan import ModelPlan, StagePlan, capacity, capacity_multiplier, plan_stage
 from kvpp_dag.plan.budget import check_fits, logical_budget, physical_blocks
 from kvpp_dag.runtime import (
+    Allocate,
     Arena,
+    Costs,
     ForwardPass,
+    Payload,
+    SharedMemoryTransport,
+    Streams,
     Transport,
     VerifyingTransport,
     allocate_zeroed,
     make_streams,
+    measure_costs,
 )
-from kvpp_dag.trace import Recorder, summarize
-from kvpp_vllm.allocation import engine_views
+from kvpp_dag.trace import summarize
+from kvpp_vllm.allocation import block_size, engine_views
+from kvpp_vllm.blocks import BlockBook
 from kvpp_vllm.config import KvppConfig
-from kvpp_vllm.dumps import write_graphs, write_trace
+from kvpp_vllm.dumps import write_graphs
+from kvpp_vllm.history import has_history
 from kvpp_vllm.hooks import hook_layers
 from kvpp_vllm.specs import cache_specs
+from kvpp_vllm.tracing import RankTrace
 
 logger = logging.getLogger("vllm.kvpp")
 T = TypeVar("T")
@@ -47,12 +56,17 @@ class KvppRank:
         self.config = config
         self.transport = VerifyingTransport(transport) if config.verify_transfers else transport
         self.device = torch.device(device)
+        # What is sent through shared memory has to lie there.
+        self._allocate: Allocate = partial(allocate_zeroed, device=self.device)
+        if isinstance(transport, SharedMemoryTransport):
+            self._allocate = transport.allocate
         self.stage = stage
         self.rank = transport.rank
-        self.recorder = Recorder(keep=config.trace_forwards) if config.trace_dir else None
+        self.trace = RankTrace(config, stage=stage, rank=self.rank, ranks=transport.size)
         self._plan: StagePlan | None = None
         self._arena: Arena | None = None
         self._forward: ForwardPass | None = None
+        self._book: BlockBook | None = None
         self._available = 0
 
     def budget(
@@ -70,7 +84,13 @@ class KvppRank:
         Raises ConfigError for a model that KVPP cannot serve, and CapacityError for an override that
         does not fit; both before memory is allocated.
         """
-        plan = plan_stage(cache_specs(specs, drafts=drafts, shared=shared), ranks=self.transport.size)
+        plan = plan_stage(
+            cache_specs(specs, drafts=drafts, shared=shared),
+            ranks=self.transport.size,
+            depth=self.config.depth,
+            ownership=self.config.ownership,
+            staging=self.config.payload is not Payload.FULL,
+        )
         self._plan, self._available = plan, available
         if override is not None:
             check_fits(plan, self.rank, override, available)
@@ -89,7 +109,10 @@ class KvppRank:
             plan,
             rank=self.rank,
             num_blocks=kv_cache_config.num_blocks,
-            allocate=partial(allocate_zeroed, device=self.device),
+            allocate=self._allocate,
+        )
+        self._book = BlockBook(
+            num_blocks=kv_cache_config.num_blocks, block_size=block_size(kv_cache_config)
         )
         return engine_views(self._arena, kv_cache_config, layout, kernel_block_sizes)
 
@@ -110,47 +133,52 @@ class KvppRank:
             transport=self.transport,
             compute=streams.compute,
             transfer=streams.transfer,
+            copy=streams.copy,
             control=streams.control,
-            observer=self.recorder,
+            policy=self.config.policy,
+            payload=self.config.payload,
+            costs=self._measure(streams),
+            observer=self.trace.recorder,
             timeout=2 * timeout,
             skip_broadcasts=self.config.skip_broadcasts,
         )
         self.transport.agree(self._forward.signature)
+        self.trace.start(self._planned(), self._arena.num_blocks)
         hook_layers(self._forward, layers)
         if self.config.trace_dir:
-            write_graphs(self.config.trace_dir, self._forward.graphs, name=self._name())
+            write_graphs(self.config.trace_dir, self._forward.graphs, name=self.trace.name)
         if self.config.skip_broadcasts:
             logger.warning("KVPP skips every broadcast (a control run): outputs will be wrong.")
         logger.info("%s", self._start_line())
 
-    def begin(self, *, history: bool) -> None:
-        """Begin a forward of the engine."""
-        self._running().begin(history=history)
+    def begin(self, scheduler_output: Any) -> None:
+        """Take in an output of the scheduler, and begin the forward of its step if it runs one."""
+        used, fresh = _there(self._book).step(scheduler_output)
+        if scheduler_output.total_num_scheduled_tokens > 0:
+            self._running().begin(history=has_history(scheduler_output), used=used, fresh=fresh)
 
     def end(self) -> None:
         """End the forward in flight, if the step ran one."""
         forward = self._running()
         if forward.active:
             forward.end()
+            self.trace.ended(forward.forwards)
 
     def abort(self, error: BaseException) -> None:
         """Drain the forward in flight after `error`, and keep its trace where traces are asked for."""
         if self._forward is not None and self._forward.active:
             self._forward.abort(error)
-            logger.error("KVPP aborted forward %d: %s", self._forward.forwards, error)
-            self.write_trace()
+            self.trace.aborted(self._forward.forwards, error)
 
     def write_trace(self) -> str | None:
-        """Write the last forwards as a Chrome trace, and return its path; None without a trace_dir."""
-        if self.config.trace_dir is None or self.recorder is None or not self.recorder.forwards:
-            return None
-        return write_trace(self.config.trace_dir, list(self.recorder.forwards), name=self._name())
+        """Write the recorded forwards now, if a trace_dir is set; returns the path of the recording."""
+        return self.trace.write()
 
     def stats(self) -> dict[str, Any]:
         """Figures of this rank since its start: blocks, bytes held, forwards, broadcasts, bytes sent."""
         forward, arena, plan = self._running(), self._stored(), self._planned()
-        recorded = summarize(self.recorder.forwards) if self.recorder else None
-        with_history = forward.forwards_with_history
+        recorder = self.trace.recorder
+        recorded = summarize(recorder.forwards) if recorder else None
         return {
             "rank": self.rank,
             "stage": self.stage,
@@ -161,25 +189,39 @@ class KvppRank:
             "capacity_multiplier": capacity_multiplier(ModelPlan(stages=(plan,))),
             "kv_bytes": arena.nbytes,
             "forwards": forward.forwards,
-            "forwards_with_history": with_history,
-            "broadcasts": with_history * forward.broadcasts_per_forward,
-            "bytes_broadcast": with_history * forward.bytes_per_forward,
+            "forwards_with_history": forward.forwards_with_history,
+            "broadcasts": forward.broadcasts_sent,
+            "bytes_broadcast": forward.bytes_sent,
             "summary": recorded.text() if recorded else None,
         }
 
     def _start_line(self) -> str:
         forward, plan, arena = self._running(), self._planned(), self._stored()
         owned = [bundle.ordinal for bundle in plan.owned(self.rank)]
+        most = "" if forward.payload is Payload.FULL else "at most "
         layers = f"layers {owned[0]}-{owned[-1]}" if owned else "no layer"
         return (
             f"KVPP rank {self.rank} of {plan.ranks}, stage {self.stage}: owns {layers} of "
             f"{len(plan.bundles)}; {arena.num_blocks} blocks with KVPP, "
-            f"{capacity(plan, self._available).without} without; {forward.bytes_per_forward} bytes "
+            f"{capacity(plan, self._available).without} without; payload {forward.payload}, "
+            f"policy {self.config.policy}, depth {plan.depth}; {most}{forward.bytes_per_forward} bytes "
             "broadcast per forward with history"
         )
 
-    def _name(self) -> str:
-        return f"stage{self.stage}.rank{self.rank}"
+    def _measure(self, streams: Streams) -> Costs | None:
+        """What transfers and copies cost here, if there is a choice between ways to send."""
+        plan = self._planned()
+        if not plan.staging or not plan.bundles:
+            return None
+        costs = measure_costs(
+            arena=self._stored(),
+            transport=self.transport,
+            transfer=streams.transfer,
+            copy=streams.copy,
+            timeout=2 * self.config.timeout_s,
+        )
+        logger.debug("KVPP measured %s.", costs)
+        return costs
 
     def _planned(self) -> StagePlan:
         return _there(self._plan)

@@ -170,20 +170,27 @@ SEAMS = (
     Seam(
         module=_OUTPUT,
         attribute="SchedulerOutput",
-        fields=("scheduled_new_reqs", "scheduled_cached_reqs", "total_num_scheduled_tokens"),
-        use="whether a forward has history",
+        fields=(
+            "scheduled_new_reqs",
+            "scheduled_cached_reqs",
+            "num_scheduled_tokens",
+            "total_num_scheduled_tokens",
+            "finished_req_ids",
+            "preempted_req_ids",
+        ),
+        use="whether a forward has history, and which blocks it uses",
     ),
     Seam(
         module=_OUTPUT,
         attribute="NewRequestData",
-        fields=("num_computed_tokens",),
-        use="computed tokens of new requests: prefix hits",
+        fields=("req_id", "block_ids", "num_computed_tokens"),
+        use="blocks and computed tokens of new requests: prefix hits",
     ),
     Seam(
         module=_OUTPUT,
         attribute="CachedRequestData",
-        fields=("req_ids", "num_computed_tokens"),
-        use="computed tokens of running and resumed requests",
+        fields=("req_ids", "resumed_req_ids", "new_block_ids", "num_computed_tokens"),
+        use="blocks and computed tokens of running and resumed requests",
     ),
     Seam(
         module="vllm.distributed.parallel_state",

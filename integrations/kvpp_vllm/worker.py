@@ -4,20 +4,17 @@ vLLM's executor makes the class that `parallel_config.worker_cls` names; being t
 KVPP active, so it cannot be left out silently.
 """
 
-import datetime
 from typing import Any
 
-import torch.distributed as dist
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from kvpp_dag.errors import NotActiveError
-from kvpp_dag.runtime import ProcessGroupTransport
 from kvpp_vllm.config import read_config
-from kvpp_vllm.history import has_history
 from kvpp_vllm.rank import KvppRank
 from kvpp_vllm.runners import RunnerKind, after_state_update, allocating, runner_kind
 from kvpp_vllm.seams import check_seams
+from kvpp_vllm.transports import make_transport
 
 
 class KvppCPUWorker(CPUWorker):  # type: ignore[misc]
@@ -34,16 +31,9 @@ class KvppCPUWorker(CPUWorker):  # type: ignore[misc]
         config = read_config(self.vllm_config.additional_config)
         if config is None:
             raise NotActiveError("A KVPP worker was made for a configuration that does not ask for it.")
-        ranks = list(get_tp_group().ranks)
-        group = dist.new_group(
-            ranks,
-            timeout=datetime.timedelta(seconds=config.timeout_s),
-            backend="gloo",
-            use_local_synchronization=True,
-        )
         self.kvpp = KvppRank(
             config=config,
-            transport=ProcessGroupTransport(group, ranks),
+            transport=make_transport(config, list(get_tp_group().ranks)),
             stage=get_pp_group().rank_in_group,
         )
 
@@ -64,7 +54,7 @@ class KvppCPUWorker(CPUWorker):  # type: ignore[misc]
         with allocating(self.kvpp_runner, self.kvpp.allocate):
             super().initialize_from_config(kv_cache_config)
         self.kvpp.start(self.vllm_config.compilation_config.static_forward_context)
-        after_state_update(self.kvpp_runner, self.model_runner, self._begin)
+        after_state_update(self.kvpp_runner, self.model_runner, self.kvpp.begin)
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """Run one step; its forward ends with it, or is aborted with it."""
@@ -89,8 +79,3 @@ class KvppCPUWorker(CPUWorker):  # type: ignore[misc]
     def kvpp_write_trace(self) -> str | None:
         """Write the trace of the last forwards now, for `collective_rpc`; returns its path."""
         return self.kvpp.write_trace()
-
-    def _begin(self, scheduler_output: Any) -> None:
-        """Begin the forward of a step, if it runs one."""
-        if scheduler_output.total_num_scheduled_tokens > 0:
-            self.kvpp.begin(history=has_history(scheduler_output))

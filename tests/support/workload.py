@@ -72,6 +72,8 @@ class Covered:
     prefix_hits: requests that started with cached tokens; resumed: requests scheduled again after a preemption.
     in_flight: the most batches that were launched and not yet answered.
     aborted: requests; aborted_in_flight: those aborted while a batch with them was launched and not yet answered.
+    used_blocks: blocks that hold computed tokens of a batch's requests, by the scheduler's own tables: distinct ones,
+        added up over the forwards.
     """
 
     requests: int
@@ -85,6 +87,7 @@ class Covered:
     in_flight: int
     aborted: int
     aborted_in_flight: int
+    used_blocks: int
 
     def text(self) -> str:
         """One line."""

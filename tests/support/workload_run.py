@@ -146,10 +146,21 @@ class Drive:
             decodes += computed[name] >= prompt
         counts["chunks"] += chunks
         counts["mixed"] += bool(chunks and decodes)
+        counts["used_blocks"] += len(self._used(computed))
         counts["forwards"] += 1
         counts["with_history"] += any(computed.values())
         counts["in_flight"] = max(counts["in_flight"], len(self._queue()) + 1)
         self.drafts += [list(tokens) for tokens in output.scheduled_spec_decode_tokens.values()]
+
+    def _used(self, computed: dict[str, int]) -> set[int]:
+        """The distinct blocks that hold the first `computed` tokens of each request."""
+        size = self.engine.vllm_config.cache_config.block_size
+        tables = self.core.scheduler.kv_cache_manager
+        return {
+            block
+            for name, tokens in computed.items()
+            for block in tables.get_block_ids(name)[0][: -(-tokens // size)]
+        }
 
     def _queue(self) -> Any:
         return self.core.batch_queue or ()
@@ -168,6 +179,7 @@ COUNTED = (
     "in_flight",
     "aborted",
     "aborted_in_flight",
+    "used_blocks",
 )
 
 

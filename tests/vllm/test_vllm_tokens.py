@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvpp_dag.cli.files import read_dump
 from kvpp_dag.graph import from_json, from_text, verify_group
+from kvpp_dag.trace.files import read_dump
 from tests.support.vllm_cpu import EngineResult, EngineSpec, run_engine
 from tests.vllm.conftest import LAYERS
 

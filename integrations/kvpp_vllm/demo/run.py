@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from kvpp_dag.errors import ConfigError, KvppError
-from kvpp_dag.trace import merge_chrome
+from kvpp_dag.trace import to_chrome
+from kvpp_dag.trace.recording import read_recordings
 from kvpp_vllm.demo.checkpoint import write_checkpoint
 from kvpp_vllm.demo.engine import KV_CACHE_BYTES, environment
 
@@ -114,8 +115,7 @@ def run_demo(out: Path, progress: Progress) -> DemoResult:
         for name, additional_config in settings.items()
     }
     merged = trace_dir / "trace.all-ranks.json"
-    texts = [Path(path).read_text(encoding="utf-8") for path in runs["on"].traces]
-    merged.write_text(merge_chrome(texts), encoding="utf-8")
+    merged.write_text(to_chrome(read_recordings(trace_dir)), encoding="utf-8")
     dumps = sorted(str(path) for path in trace_dir.iterdir() if not path.name.startswith("."))
     return DemoResult(**runs, dumps=dumps)
 

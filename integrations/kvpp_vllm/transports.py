@@ -1,0 +1,75 @@
+"""Which transport the ranks of a KVPP group use: decided once, by all of them together."""
+
+import datetime
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from kvpp_dag.errors import ConfigError
+from kvpp_dag.runtime import (
+    ProcessGroupTransport,
+    SharedMemoryTransport,
+    Transport,
+    gather_bytes,
+    host_identity,
+)
+from kvpp_vllm.config import KvppConfig, TransportKind
+
+logger = logging.getLogger("vllm.kvpp")
+
+
+def make_transport(
+    config: KvppConfig, ranks: Sequence[int], *, device: torch.device | str = "cpu"
+) -> Transport:
+    """The transport between `ranks` (global), made by all of them together, for caches on `device`.
+
+    `auto` is shared memory where all ranks say that they run on one host, with caches in its memory, and
+    process groups elsewhere. Raises ConfigError if shared memory is asked for and cannot serve, and
+    TransferError if a rank does not come.
+    """
+    group = _new_group(config, ranks)
+    if _shares_memory(config, group, ranks, torch.device(device)):
+        logger.info("KVPP sends through shared memory (transport: %s).", config.transport)
+        return SharedMemoryTransport(
+            partial(gather_bytes, group, ranks),
+            rank=list(ranks).index(dist.get_rank()),
+            ranks=ranks,
+            timeout=config.timeout_s,
+        )
+    logger.info(
+        "KVPP sends over %d process group(s) of gloo (transport: %s).",
+        config.process_groups,
+        config.transport,
+    )
+    more = [_new_group(config, ranks) for _ in range(config.process_groups - 1)]
+    return ProcessGroupTransport(group, ranks, more_groups=more)
+
+
+def _shares_memory(
+    config: KvppConfig, group: dist.ProcessGroup, ranks: Sequence[int], device: torch.device
+) -> bool:
+    """The same answer on every rank: settings are equal everywhere, and the hosts are compared by all."""
+    if config.transport is TransportKind.PROCESS_GROUP:
+        return False
+    one_host = len(set(gather_bytes(group, ranks, host_identity()))) == 1
+    serves = one_host and device.type == "cpu"
+    if config.transport is TransportKind.SHARED_MEMORY and not serves:
+        raise ConfigError(
+            f"additional_config.kvpp.transport is shared_memory, but the ranks {list(ranks)} do not all run on "
+            f"one Linux host, in one network namespace and as one user, with caches on the CPU (this one: "
+            f"{device}); set it to auto or process_group."
+        )
+    return serves
+
+
+def _new_group(config: KvppConfig, ranks: Sequence[int]) -> dist.ProcessGroup:
+    group: dist.ProcessGroup = dist.new_group(
+        list(ranks),
+        timeout=datetime.timedelta(seconds=config.timeout_s),
+        backend="gloo",
+        use_local_synchronization=True,
+    )
+    return group
