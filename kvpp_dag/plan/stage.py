@@ -104,7 +104,8 @@ def plan_stage(
 ) -> StagePlan:
     """Plan one stage from the cache specs that its worker reports.
 
-    `staging` reserves the two halves that payload `active` needs, if the group has more than one rank. Raises ConfigError where the specs cannot be served (see `split_targets`) or `depth < 1`.
+    `staging` reserves the two halves that payload `active` needs, if the group has more than one rank.
+    Raises ConfigError where the specs cannot be served (see `split_targets`) or `depth < 1`.
     """
     if depth < 1:
         raise ConfigError(f"The prefetch depth is {depth}; expected 1 or more.")

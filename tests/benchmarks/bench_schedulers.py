@@ -42,8 +42,8 @@ OURS = {
     "on_release": (Policy.ON_RELEASE, 1),
     "on_release, depth 2": (Policy.ON_RELEASE, 2),
 }
-REAL = {"gloo": 16 << 20, "shared": 64 << 20}
-"""Mean bytes of a bundle that each real transport sends, 4 to 8 ms each on an idle machine."""
+REAL = {"gloo": 16 << 20, "shared": 32 << 20}
+"""Mean bytes of a bundle over each real transport: 3 to 4 ms each on an idle machine."""
 
 REAL_LAYERS = 8
 PAGE = 4096
@@ -54,7 +54,10 @@ BOUND = Bar(limit=0.97, sense=">=")
 """Of the ideal bound, for equal layers on the emulated engine."""
 
 NO_WORSE = Bar(limit=0.98, sense=">=")
-"""Than the best baseline: two equal schedulers differ by up to 2 % from one run to the next."""
+"""Than the best baseline: on the emulated engine two equal schedulers differ by up to 2 %."""
+
+NO_WORSE_REAL = Bar(limit=0.95, sense=">=")
+"""Over real transports, whose speed changes from one forward to the next."""
 
 BETTER = Bar(limit=1.01, sense=">=")
 """Where the recurrence says that the policies differ by more than this."""
@@ -67,7 +70,8 @@ class Load:
     name: str
     transfers: Sequence[float]
     computes: Sequence[Compute]
-    held_to_the_bound: bool
+    uneven: bool
+    emulated: bool
 
     def predicted(self, ours: str) -> float:
         """Seconds under a policy of `OURS`, if nothing but transfers and compute took any."""
@@ -86,10 +90,10 @@ def rows(quick: bool) -> list[Row]:
     found = []
     for uneven in (False, True):
         for share in SHARES:
-            found += _emulated(share, uneven, 7 if quick else 21)
+            found += _emulated(share, uneven, 5 if quick else 21)
     for kind in REAL:
         for uneven in (False,) if quick else (False, True):
-            found += _real(kind, uneven, 7 if quick else 21)
+            found += _real(kind, uneven, 5 if quick else 21)
     return found
 
 
@@ -155,7 +159,9 @@ def _schedulers(transport: Transport, sizes: Sequence[int]) -> dict[str, Schedul
 
 def _arena(transport: Transport, sizes: Sequence[int], depth: int) -> Arena:
     specs = [
-        CacheSpec(layer=f"layers.{i}", index=i, components=(Component(name="main", bytes_per_block=size),))
+        CacheSpec(
+            layer=f"layers.{i}", index=i, components=(Component(name="main", bytes_per_block=size),)
+        )
         for i, size in enumerate(sizes)
     ]
     plan = plan_stage(specs, ranks=transport.size, depth=depth)
@@ -168,27 +174,43 @@ def _allocator(transport: Transport) -> Allocate:
 
 
 def _ways(schedulers: dict[str, Scheduler], load: Load) -> dict[str, Callable[[], None]]:
-    return {name: partial(run_forward, scheduler, load.computes) for name, scheduler in schedulers.items()}
+    return {
+        name: partial(run_forward, scheduler, load.computes) for name, scheduler in schedulers.items()
+    }
 
 
 def _rows(load: Load, seconds: dict[str, list[float]]) -> list[Row]:
     """Everything against the bound; ours against the best baseline; one policy against the other."""
     rates = {way: [1 / taken for taken in found] for way, found in seconds.items()}
-    bound = [1 / ideal(load.transfers, [c.seconds for c in load.computes])] * len(rates["serial"])
-    found = []
-    for way, found_rates in rates.items():
-        bar = BOUND if way in OURS and load.held_to_the_bound else None
-        name = f"{load.name}: {way} against the ideal bound"
-        found.append(make_row(name, UNIT, found_rates, bound, bar=bar))
+    found = _against_the_bound(load, rates) if load.emulated else _against_serial(load, rates)
     best = max(BASELINES, key=lambda way: statistics.median(rates[way]))
     for way in OURS:
         name = f"{load.name}: {way} against the best baseline ({best})"
-        found.append(make_row(name, UNIT, rates[way], rates[best], bar=NO_WORSE))
+        bar = NO_WORSE if load.emulated else NO_WORSE_REAL
+        found.append(make_row(name, UNIT, rates[way], rates[best], bar=bar))
     gain = load.predicted("on_acquire") / load.predicted("on_release")
     name = f"{load.name}: on_release against on_acquire (recurrence: {gain:.3f})"
-    bar = BETTER if gain > BETTER.limit else None
+    bar = BETTER if load.emulated and gain > BETTER.limit else None
     found.append(make_row(name, UNIT, rates["on_release"], rates["on_acquire"], bar=bar))
     return found
+
+
+def _against_the_bound(load: Load, rates: dict[str, list[float]]) -> list[Row]:
+    """Every scheduler, ours held to the bar where layers are equal."""
+    bound = 1 / ideal(load.transfers, [compute.seconds for compute in load.computes])
+    found = []
+    for way, of_way in rates.items():
+        bar = BOUND if way in OURS and not load.uneven else None
+        name = f"{load.name}: {way} against the ideal bound"
+        found.append(make_row(name, UNIT, of_way, [bound] * len(of_way), bar=bar))
+    return found
+
+
+def _against_serial(load: Load, rates: dict[str, list[float]]) -> list[Row]:
+    """What overlapping wins at all; a bound would need a transfer time that does not change."""
+    return [
+        make_row(f"{load.name}: {way} against serial", UNIT, rates[way], rates["serial"]) for way in OURS
+    ]
 
 
 def _load(name: str, share: float, uneven: bool, transfer: float, layers: int) -> Load:
@@ -200,7 +222,8 @@ def _load(name: str, share: float, uneven: bool, transfer: float, layers: int) -
         name=f"{name}, {shape}, Tb/Tc {share:g}",
         transfers=[transfer * weight for weight in _weights(layers, uneven)],
         computes=[layer] * layers,
-        held_to_the_bound=name == EMULATED and not uneven,
+        uneven=uneven,
+        emulated=name == EMULATED,
     )
 
 

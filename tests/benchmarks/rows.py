@@ -87,7 +87,11 @@ def check_row(row: Row) -> None:
     if set(row) != set(KEYS):
         raise ValueError(f"A row has the keys {sorted(row)}; expected {sorted(KEYS)}.")
     if (row["bar"] is None) != (row["holds"] is None):
-        raise ValueError(f"The row {row['name']!r} has a bar without a verdict, or a verdict without a bar.")
+        raise ValueError(
+            f"The row {row['name']!r} has a bar without a verdict, or a verdict without a bar."
+        )
     low, high = row["spread"]
     if not low <= row["ratio"] <= high:
-        raise ValueError(f"The row {row['name']!r} has the ratio {row['ratio']} outside {low} to {high}.")
+        raise ValueError(
+            f"The row {row['name']!r} has the ratio {row['ratio']} outside {low} to {high}."
+        )

@@ -135,7 +135,8 @@ def test_the_host_runs_two_forwards_ahead_of_a_device_that_stands_still(device):
 
 def test_two_forwards_in_flight_share_no_event(device):
     engine = one_rank(device)
-    used = [[event.native for event in bound.events] for kind in engine.forward._programs._bound.values() for bound in kind]
+    kinds = engine.forward._programs._bound.values()
+    used = [[event.native for event in bound.events] for kind in kinds for bound in kind]
     natives = [id(native) for events in used for native in events]
     assert len(natives) == len(set(natives)) > 0
 

@@ -137,7 +137,10 @@ CASES = {
         [0, 2, 4],
     ),
     "preempted by a reset and resumed in one output": (
-        [BEGUN, {"cached": [("a", [8], 0)], "resumed": ["a"], "scheduled": {"a": 9}, "preempted": {"a"}}],
+        [
+            BEGUN,
+            {"cached": [("a", [8], 0)], "resumed": ["a"], "scheduled": {"a": 9}, "preempted": {"a"}},
+        ],
         [],
         [0, 8],
     ),
@@ -162,7 +165,9 @@ def test_used_and_fresh_blocks_of_the_last_step(outputs, used, fresh):
     assert results[-1] == (used, fresh)
 
 
-@pytest.mark.parametrize("gone", [{"finished": ["a"]}, {"preempted": {"a"}}], ids=lambda gone: next(iter(gone)))
+@pytest.mark.parametrize(
+    "gone", [{"finished": ["a"]}, {"preempted": {"a"}}], ids=lambda gone: next(iter(gone))
+)
 def test_a_request_that_is_gone_cannot_go_on(gone):
     """An abort reaches the workers as a finished request, in an output that may schedule nothing."""
     book = make_book()
@@ -232,7 +237,9 @@ class ModelScheduler:
             scheduled[name] = tokens
             request.computed = end - (tokens == 3 and rng.random() < 0.5)  # a draft is rejected
         finished, self.finished = self.finished, []
-        output = step_output(new=new, cached=cached, resumed=resumed, scheduled=scheduled, finished=finished)
+        output = step_output(
+            new=new, cached=cached, resumed=resumed, scheduled=scheduled, finished=finished
+        )
         return output, sorted(used), sorted({0, *written} - used)
 
     def _make(self):
@@ -258,7 +265,9 @@ class ModelScheduler:
                 request.blocks, request.computed, request.preempted = [], 0, True
 
     def _give_back(self, request):
-        kept = {block for other in self.requests.values() if other is not request for block in other.blocks}
+        kept = {
+            block for other in self.requests.values() if other is not request for block in other.blocks
+        }
         self.free += [block for block in set(request.blocks) - kept if block not in self.free]
 
 

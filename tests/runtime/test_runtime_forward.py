@@ -14,7 +14,6 @@ from kvpp_dag.errors import (
 )
 from kvpp_dag.graph import Policy
 from kvpp_dag.plan import plan_stage
-from kvpp_dag.runtime.payload import FULL, NOTHING
 from kvpp_dag.runtime import (
     Arena,
     CpuStream,
@@ -24,6 +23,7 @@ from kvpp_dag.runtime import (
     compile,
     compile_forwards,
 )
+from kvpp_dag.runtime.payload import FULL, NOTHING
 from tests.runtime.forward_support import LAYERS, SOON, Alone, go_through
 from tests.runtime_support import NUM_BLOCKS, make_engine, small_plan, small_specs
 
