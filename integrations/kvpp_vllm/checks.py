@@ -7,7 +7,10 @@ layer's cache, several cache groups, caches that are not replicated.
 from collections.abc import Iterator
 from typing import Any
 
-WORKERS = {"vllm.v1.worker.cpu_worker.CPUWorker": "kvpp_vllm.worker.KvppCPUWorker"}
+WORKERS = {
+    "vllm.v1.worker.cpu_worker.CPUWorker": "kvpp_vllm.worker.KvppCPUWorker",
+    "vllm.v1.worker.gpu_worker.Worker": "kvpp_vllm.worker.KvppWorker",
+}
 """vLLM's worker classes that KVPP extends, and with what."""
 
 HOOK_OPS = ("vllm::unified_mla_kv_cache_update", "vllm::unified_mla_attention_with_output")

@@ -24,6 +24,7 @@ from kvpp_dag.runtime import (
     make_streams,
     measure_costs,
 )
+from kvpp_dag.runtime.payload import Ids
 from kvpp_dag.trace import summarize
 from kvpp_vllm.allocation import block_size, engine_views
 from kvpp_vllm.blocks import BlockBook
@@ -62,7 +63,9 @@ class KvppRank:
             self._allocate = transport.allocate
         self.stage = stage
         self.rank = transport.rank
-        self.trace = RankTrace(config, stage=stage, rank=self.rank, ranks=transport.size)
+        self.trace = RankTrace(
+            config, stage=stage, rank=self.rank, ranks=transport.size, device=self.device
+        )
         self._plan: StagePlan | None = None
         self._arena: Arena | None = None
         self._forward: ForwardPass | None = None
@@ -141,6 +144,7 @@ class KvppRank:
             observer=self.trace.recorder,
             timeout=2 * timeout,
             skip_broadcasts=self.config.skip_broadcasts,
+            compare_blocks=self.config.verify_transfers,
         )
         self.transport.agree(self._forward.signature)
         self.trace.start(self._planned(), self._arena.num_blocks)
@@ -151,11 +155,15 @@ class KvppRank:
             logger.warning("KVPP skips every broadcast (a control run): outputs will be wrong.")
         logger.info("%s", self._start_line())
 
-    def begin(self, scheduler_output: Any) -> None:
+    def step(self, scheduler_output: Any) -> None:
         """Take in an output of the scheduler, and begin the forward of its step if it runs one."""
         used, fresh = _there(self._book).step(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens > 0:
-            self._running().begin(history=has_history(scheduler_output), used=used, fresh=fresh)
+            self.begin(history=has_history(scheduler_output), used=used, fresh=fresh)
+
+    def begin(self, *, history: bool, used: Ids, fresh: Ids) -> None:
+        """Begin a forward of the engine, as `ForwardPass.begin` does."""
+        self._running().begin(history=history, used=used, fresh=fresh)
 
     def end(self) -> None:
         """End the forward in flight, if the step ran one."""

@@ -56,6 +56,18 @@ SEAMS = (
     ),
     Seam(
         module="vllm.v1.worker.gpu_worker",
+        attribute="Worker.determine_available_memory",
+        parameters=(),
+        use="budget, on GPUs",
+    ),
+    Seam(
+        module="vllm.v1.worker.gpu_worker",
+        attribute="Worker.init_device",
+        parameters=(),
+        use="the KVPP group, once the device and the engine's groups are there",
+    ),
+    Seam(
+        module="vllm.v1.worker.gpu_worker",
         attribute="Worker.initialize_from_config",
         parameters=("kv_cache_config",),
         use="allocation with the final block count",

@@ -1,10 +1,10 @@
 """What a rank keeps of its forwards: the recorder, the files of a trace directory, and a line in the log."""
 
-import hashlib
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
+
+import torch
 
 from kvpp_dag.plan import StagePlan
 from kvpp_dag.runtime import host_identity
@@ -31,13 +31,16 @@ class RankTrace:
     as soon as the last of them has ended. Nothing is written without a `trace_dir`.
     """
 
-    def __init__(self, config: KvppConfig, *, stage: int, rank: int, ranks: int) -> None:
+    def __init__(
+        self, config: KvppConfig, *, stage: int, rank: int, ranks: int, device: torch.device
+    ) -> None:
         self.name = f"stage{stage}.rank{rank}"
         self.recorder = Recorder(chosen=config.chosen_forwards) if config.record else None
         self._config = config
         self._stage = stage
         self._rank = rank
         self._ranks = ranks
+        self._device = device
         self._plan: StagePlan | None = None
         self._num_blocks = 0
         chosen = config.chosen_forwards
@@ -58,48 +61,50 @@ class RankTrace:
 
     def write(self) -> str | None:
         """Write the recorded forwards now; returns the recording's path, or None if there is none to write."""
-        if self.recorder is None:
-            return None
-        chosen = self._config.chosen_forwards
-        forwards = self.recorder.chosen if chosen else self.recorder.forwards
-        if not forwards:
-            return None
-        return self._guarded(write_trace, forwards)
+        return self._write(write_trace, chosen=bool(self._config.chosen_forwards))
 
     def aborted(self, number: int, error: BaseException) -> None:
         """Keep the last forwards, the one that failed among them, and say where."""
         logger.error("KVPP %s aborted forward %d: %s", self.name, number, error)
-        path = None if self.recorder is None else self._guarded(write_failure, self.recorder.forwards)
+        path = self._write(write_failure, chosen=False)
         if path is not None:
             logger.error(
                 "KVPP %s: what ran and what waited is in %s; try kvpp-dag explain.", self.name, path
             )
 
-    def _guarded(self, write: Write, forwards: Sequence[ForwardRecord]) -> str | None:
-        """Write, or log why not: a full disk must not end the serving."""
-        directory = self._config.trace_dir
-        if directory is None:
+    def _write(self, write: Write, *, chosen: bool) -> str | None:
+        """Write, or log why not: neither a full disk nor a device that has failed must hide what led here."""
+        if self.recorder is None or self._config.trace_dir is None:
             return None
-        recording = Recording(
-            rank=self._rank,
-            ranks=self._ranks,
-            stage=self._stage,
-            clock=f"host-{hashlib.sha256(host_identity()).hexdigest()[:12]}",
-            num_blocks=self._num_blocks,
-            plan=self._plan,
-            forwards=tuple(forwards),
-        )
         try:
-            return write(directory, recording, name=self.name)
-        except OSError as error:
+            forwards = self._forwards(self.recorder, chosen=chosen)
+            if not forwards:
+                return None
+            recording = Recording(
+                rank=self._rank,
+                ranks=self._ranks,
+                stage=self._stage,
+                clock=f"host-{host_identity().hex()[:12]}",
+                num_blocks=self._num_blocks,
+                plan=self._plan,
+                forwards=forwards,
+            )
+            return write(self._config.trace_dir, recording, name=self.name)
+        except (OSError, RuntimeError) as error:
             logger.error("KVPP %s could not write its trace: %s", self.name, error)
             return None
+
+    def _forwards(self, recorder: Recorder, *, chosen: bool) -> tuple[ForwardRecord, ...]:
+        """What was recorded; the times of a device can be read once it is done with them."""
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize()
+        return recorder.chosen if chosen else recorder.forwards
 
     def _last_forwards(self) -> str:
         """What the last forwards sent and waited for."""
         if self.recorder is None:
             return "not recorded"
-        total = summarize(self.recorder.forwards)
+        total = summarize(self._forwards(self.recorder, chosen=False))
         hidden = 1 - min(1.0, total.exposed_ns / total.transfer_ns) if total.transfer_ns else 1.0
         return (
             f"of the last {total.forwards}, {total.forwards_with_history} with history sent "

@@ -14,6 +14,7 @@ from kvpp_dag.runtime import (
     SharedMemoryTransport,
     Transport,
     gather_bytes,
+    group_backend,
     host_identity,
 )
 from kvpp_vllm.config import KvppConfig, TransportKind
@@ -30,8 +31,9 @@ def make_transport(
     process groups elsewhere. Raises ConfigError if shared memory is asked for and cannot serve, and
     TransferError if a rank does not come.
     """
-    group = _new_group(config, ranks)
-    if _shares_memory(config, group, ranks, torch.device(device)):
+    device = torch.device(device)
+    group = _new_group(config, ranks, device)
+    if _shares_memory(config, group, ranks, device):
         logger.info("KVPP sends through shared memory (transport: %s).", config.transport)
         return SharedMemoryTransport(
             partial(gather_bytes, group, ranks),
@@ -39,12 +41,17 @@ def make_transport(
             ranks=ranks,
             timeout=config.timeout_s,
         )
+    # An accelerator's collectives use the whole link as they are, and several at once can block each other.
+    groups = config.process_groups if device.type == "cpu" else 1
     logger.info(
-        "KVPP sends over %d process group(s) of gloo (transport: %s).",
-        config.process_groups,
+        "KVPP sends over %d process group(s) of %s (transport: %s).",
+        groups,
+        group_backend(device.type),
         config.transport,
     )
-    more = [_new_group(config, ranks) for _ in range(config.process_groups - 1)]
+    if device.type != "cpu":
+        warm_up(group, ranks, device)
+    more = [_new_group(config, ranks, device) for _ in range(groups - 1)]
     return ProcessGroupTransport(group, ranks, more_groups=more)
 
 
@@ -65,11 +72,16 @@ def _shares_memory(
     return serves
 
 
-def _new_group(config: KvppConfig, ranks: Sequence[int]) -> dist.ProcessGroup:
+def warm_up(group: dist.ProcessGroup, ranks: Sequence[int], device: torch.device) -> None:
+    """Use `group` once: an accelerator's library sets itself up, and takes memory, when it is first used."""
+    dist.broadcast(torch.zeros(1, device=device), ranks[0], group)
+
+
+def _new_group(config: KvppConfig, ranks: Sequence[int], device: torch.device) -> dist.ProcessGroup:
     group: dist.ProcessGroup = dist.new_group(
         list(ranks),
         timeout=datetime.timedelta(seconds=config.timeout_s),
-        backend="gloo",
+        backend=group_backend(device.type),
         use_local_synchronization=True,
     )
     return group

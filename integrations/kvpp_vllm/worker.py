@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.v1.worker.gpu_worker import Worker
 
 from kvpp_dag.errors import NotActiveError
 from kvpp_vllm.config import read_config
@@ -17,8 +18,8 @@ from kvpp_vllm.seams import check_seams
 from kvpp_vllm.transports import make_transport
 
 
-class KvppCPUWorker(CPUWorker):  # type: ignore[misc]
-    """A CPU worker whose KV cache is pipelined over its tensor-parallel group."""
+class KvppWorker(Worker):  # type: ignore[misc]
+    """A worker whose KV cache is pipelined over its tensor-parallel group: on CUDA and ROCm, not yet run there."""
 
     kvpp: KvppRank
     kvpp_runner: RunnerKind
@@ -33,8 +34,9 @@ class KvppCPUWorker(CPUWorker):  # type: ignore[misc]
             raise NotActiveError("A KVPP worker was made for a configuration that does not ask for it.")
         self.kvpp = KvppRank(
             config=config,
-            transport=make_transport(config, list(get_tp_group().ranks)),
+            transport=make_transport(config, list(get_tp_group().ranks), device=self.device),
             stage=get_pp_group().rank_in_group,
+            device=self.device,
         )
 
     def determine_available_memory(self) -> int:
@@ -54,7 +56,7 @@ class KvppCPUWorker(CPUWorker):  # type: ignore[misc]
         with allocating(self.kvpp_runner, self.kvpp.allocate):
             super().initialize_from_config(kv_cache_config)
         self.kvpp.start(self.vllm_config.compilation_config.static_forward_context)
-        after_state_update(self.kvpp_runner, self.model_runner, self.kvpp.begin)
+        after_state_update(self.kvpp_runner, self.model_runner, self.kvpp.step)
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """Run one step; its forward ends with it, or is aborted with it."""
@@ -79,3 +81,7 @@ class KvppCPUWorker(CPUWorker):  # type: ignore[misc]
     def kvpp_write_trace(self) -> str | None:
         """Write the trace of the last forwards now, for `collective_rpc`; returns its path."""
         return self.kvpp.write_trace()
+
+
+class KvppCPUWorker(KvppWorker, CPUWorker):  # type: ignore[misc]
+    """The same on a CPU."""

@@ -37,8 +37,9 @@ class Programs:
         skip_broadcasts: bool,
     ) -> None:
         """Compile, verify and bind; `chooser` is None where only whole bundles are sent."""
+        plan, num_blocks = arena.plan, arena.num_blocks
         chunks = chooser.chunk_counts() if chooser is not None else []
-        self.graphs = compile_forwards(arena.plan, arena.rank, arena.num_blocks, policy, chunks)
+        self.graphs = compile_forwards(plan, arena.rank, num_blocks, policy, chunks)
         compute = streams[COMPUTE_STREAM]
         self.ended = [compute.event("the end of an earlier forward") for _ in range(GENERATIONS)]
         self.lists = [BlockLists(arena.num_blocks, arena.device) for _ in range(GENERATIONS)]
@@ -52,15 +53,17 @@ class Programs:
                 calls = _calls(kind, program.graph, transport, arena, lists, whole)
                 if skip_broadcasts:
                     calls = dict.fromkeys(calls, _nothing)
-                self._bound[kind].append(
-                    bind(
-                        program,
-                        streams=streams,
-                        transfers=calls,
-                        observer=observer,
-                        timeout=timeout,
-                    )
+                bound = bind(
+                    program,
+                    streams=streams,
+                    transfers=calls,
+                    observer=observer,
+                    timeout=timeout,
                 )
+                if bound.tape is not None:
+                    packed = kind[0] is Way.PACKED
+                    bound.tape.blocks = plan.staging_blocks(num_blocks) if packed else num_blocks
+                self._bound[kind].append(bound)
 
     def of(self, kind: Kind, generation: int) -> BoundProgram:
         """The program of a kind; two forwards in flight must be of different generations."""

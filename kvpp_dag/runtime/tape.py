@@ -39,7 +39,8 @@ class Tape:
     """The times of one binding of `graph`; 0 where nothing was noted.
 
     `clock` gives nanoseconds. `device`, if the program runs on one, supplies the cells of its streams, and
-    keeps in `shared` what all tapes of one observer have in common.
+    keeps in `shared` what all tapes of one observer have in common. `blocks` is how many blocks a broadcast
+    of `graph` stands for; a forward may send fewer.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Tape:
         self.cells: dict[tuple[Mark, str], int] = {}
         self.times: list[int] = []
         self.device: DeviceTimes | None = None
+        self.blocks = 0
         self._blank: list[int] = []
 
     def cell(self, mark: Mark, node: str) -> int:

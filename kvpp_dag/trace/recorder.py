@@ -1,13 +1,14 @@
 """Record what the runtime notes: one `ForwardRecord` per forward, the last ones kept."""
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from kvpp_dag.graph import Graph
+from kvpp_dag.graph import Graph, Kind
 from kvpp_dag.graph.nodes import EVENTS
+from kvpp_dag.plan.stage import ceil_div
 from kvpp_dag.runtime.tape import Mark, Tape
 from kvpp_dag.trace.records import ForwardRecord, Span
 
@@ -102,7 +103,7 @@ class _Entry:
         if self.ended:
             self.settle()
         times = self.tape.times.copy() if self.times is None else self.times
-        graph = self.tape.graph
+        graph = _as_sent(self.tape.graph, self.tape.blocks, self.sent_blocks)
         marks: dict[Mark, dict[str, int]] = {mark: {} for mark in Mark}
         for (mark, node), cell in self.tape.cells.items():
             if times[cell] > 0:
@@ -126,6 +127,23 @@ class _Entry:
             spans=_spans(marks[Mark.START], ends, until),
             waits=_spans(marks[Mark.WAIT_START], marks[Mark.WAIT_END], until),
         )
+
+
+def _as_sent(graph: Graph, blocks: int, sent: int) -> Graph:
+    """`graph`, whose broadcasts stand for `blocks` blocks each, with the bytes of the `sent` blocks of a forward."""
+    layers = Counter(node.layer for node in graph.broadcasts)
+    if sent == blocks or not layers:
+        return graph
+    chunk: Counter[int | None] = Counter()
+    nodes = []
+    for node in graph.nodes:
+        if node.kind is Kind.BROADCAST:
+            size = ceil_div(sent, layers[node.layer])
+            carried = min(size, max(sent - size * chunk[node.layer], 0))
+            chunk[node.layer] += 1
+            node = replace(node, bytes=node.bytes // blocks * carried if blocks else 0)  # noqa: PLW2901
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
 
 
 def _spans(starts: Mapping[str, int], ends: Mapping[str, int], until: int) -> dict[str, Span]:

@@ -29,7 +29,8 @@ class ForwardRecord:
     forward, which the host may have submitted earlier. `waits[c]`: the compute stream stood waiting for
     completion event `c`, which is exposed time. A forward that failed lacks what never ran, and one that
     is still in flight has `ended` 0. `needed_blocks` is how many blocks the batch's history uses, where
-    the engine said so; `sent_blocks` is how many of each bundle were sent, None for all of the cache.
+    the engine said so; `sent_blocks` is how many of each bundle were sent, None if that is not known. The bytes of
+    the graph's broadcasts are those that were sent.
     """
 
     number: int

@@ -1,9 +1,11 @@
-"""The user's settings of ownership and transport, as `--additional-config` gives them."""
+"""The user's settings of payload, order, ownership and transport, as `--additional-config` gives them."""
 
 import pytest
 
 from kvpp_dag.errors import ConfigError
+from kvpp_dag.graph import Policy
 from kvpp_dag.plan import Ownership
+from kvpp_dag.runtime import Payload
 from kvpp_vllm.config import TransportKind, read_config
 
 
@@ -11,11 +13,20 @@ def read(**settings):
     return read_config({"enable_kvpp": True, "kvpp": settings})
 
 
-def test_without_a_word_layers_are_counted_and_the_transport_is_chosen():
+def test_what_is_chosen_without_a_word():
     config = read()
     assert config.ownership is Ownership.COUNT
     assert config.transport is TransportKind.AUTO
     assert config.process_groups == 2
+    assert (config.payload, config.policy, config.depth) == (Payload.FULL, Policy.ON_ACQUIRE, 1)
+
+
+@pytest.mark.parametrize("payload", list(Payload))
+@pytest.mark.parametrize("policy", list(Policy))
+@pytest.mark.parametrize("depth", [1, 2, 8])
+def test_what_is_sent_and_when_is_read(payload, policy, depth):
+    config = read(payload=str(payload), policy=str(policy), depth=depth)
+    assert (config.payload, config.policy, config.depth) == (payload, policy, depth)
 
 
 @pytest.mark.parametrize("ownership", list(Ownership))
@@ -41,6 +52,10 @@ def test_the_number_of_process_groups_is_read(groups):
             {"transport": "rdma"},
             "kvpp.transport is 'rdma': .*'auto', 'process_group' or 'shared_memory'",
         ),
+        ({"payload": "used"}, "kvpp.payload is 'used': .*'full', 'active' or 'auto'"),
+        ({"policy": "late"}, "kvpp.policy is 'late': .*'on_acquire' or 'on_release'"),
+        ({"depth": 0}, "kvpp.depth is 0: .*greater than or equal to 1"),
+        ({"depth": 9}, "kvpp.depth is 9: .*less than or equal to 8"),
         ({"process_groups": 3}, "kvpp.process_groups is 3: .*1, 2 or 4"),
         (
             {"process_group": 2},

@@ -98,17 +98,20 @@ def test_after_an_aborted_forward_the_next_is_right(way, layer):
     check(results, reference(LAYERS, STEPS))
 
 
-def test_each_rank_records_copies_beside_broadcasts():
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_recorded_are_the_bytes_that_were_sent(way):
     recorder = Recorder(keep=100)
 
     def work(transport, layers, steps):
         observer = recorder if transport.rank == 0 else None
-        return run_steps(transport, layers, steps, costs=WAYS["packed"], observer=observer)
+        return run_steps(transport, layers, steps, costs=WAYS[way], observer=observer)
 
     run_group("local", 2, work, LAYERS, STEPS)
     for step, forward in zip(STEPS, recorder.forwards, strict=True):
         assert forward.needed_blocks == len(step.used)
         assert forward.sent_blocks == len(step.used)
+        sent = sum(node.bytes for node in forward.graph.broadcasts)
+        assert sent == bytes_used(LAYERS, [step])
         assert sorted(forward.spans) == sorted(node.id for node in forward.graph.nodes)
 
 
@@ -190,3 +193,6 @@ def test_runs_of_blocks():
     blocks = blocks_in_use(np.array([0, 1, 2, 5, 7, 8]), [], 10)
     assert blocks.runs() == [(0, 3), (5, 6), (7, 9)]
     assert blocks_in_use([], [], 10).runs() == []
+    for ids in ([0, 1, 2, 5, 7, 8], [4], [3, 4], [0, 2, 4], []):
+        blocks = blocks_in_use(ids, [], 10)
+        assert blocks.run_count == len(blocks.runs())
