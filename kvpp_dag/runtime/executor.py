@@ -31,10 +31,13 @@ from kvpp_dag.errors import (
     TransferError,
     UnsoundGraphError,
 )
-from kvpp_dag.graph import Graph, Kind, Node, verify_alone
+from kvpp_dag.graph import Graph, Node, verify_alone
+from kvpp_dag.graph.nodes import EVENTS
 from kvpp_dag.graph.order import Cycle, order_of
 from kvpp_dag.runtime.accelerator import AcceleratorStream, CurrentStream
+from kvpp_dag.runtime.observer import Observer
 from kvpp_dag.runtime.streams import Stream
+from kvpp_dag.runtime.tape import Mark, Tape
 
 Kernel = Callable[[], object]
 
@@ -64,15 +67,17 @@ class Executor:
     thread would block the event loop.
     """
 
-    def __init__(self, streams: Mapping[str, Stream[Any]]) -> None:
+    def __init__(self, streams: Mapping[str, Stream[Any]], *, observer: Observer | None = None) -> None:
         self._streams = streams
+        self._observer = observer
+        self._runs = 0
 
     async def run(
         self, graph: Graph, kernels: Mapping[str, Kernel], *, timeout: float | None = None
     ) -> dict[str, State]:
         """Run `graph` once, within `timeout` seconds if given, and return the final state of every node.
 
-        `kernels` holds a callable for every compute and broadcast node; event nodes have none. Raises
+        `kernels` holds a callable for every compute, broadcast and copy; event nodes have none. Raises
         ConfigError for a missing or unknown kernel or stream, TransferError for a stream that has failed
         before, UnsoundGraphError for a graph with a race or a deadlock, NodeError for the first node that
         failed, NodeTimeoutError if not all have ended in time (what runs then is not stopped: it goes on,
@@ -83,18 +88,37 @@ class Executor:
         findings = verify_alone(graph)
         if findings:
             raise UnsoundGraphError(findings[0].message, findings)
+        if self._observer is None:
+            return await self._finish(graph, kernels, timeout)
+        tape = self._observer.tape(graph)
+        noted = {node.id: _noted(tape, node, kernels.get(node.id)) for node in graph.nodes}
+        self._runs += 1
+        self._observer.forward_began(tape, self._runs, None, None)
+        try:
+            states = await self._finish(graph, noted, timeout)
+        except BaseException as error:
+            self._observer.forward_ended(tape, error)
+            raise
+        self._observer.forward_ended(tape, None)
+        return states
+
+    async def _finish(
+        self, graph: Graph, kernels: Mapping[str, Kernel], timeout: float | None
+    ) -> dict[str, State]:
         run = _Run(graph, kernels, self._streams)
         await run.finish(timeout)
         return run.states
 
     def _check(self, graph: Graph, kernels: Mapping[str, Kernel]) -> None:
-        needed = {n.id for n in graph.nodes if n.kind in (Kind.COMPUTE, Kind.BROADCAST)}
+        needed = {n.id for n in graph.nodes if n.kind not in EVENTS}
         if missing := sorted(needed - kernels.keys()):
             raise ConfigError(
-                f"Node {missing[0]!r} has no kernel; every compute and broadcast needs one."
+                f"Node {missing[0]!r} has no kernel; every compute, broadcast and copy needs one."
             )
         if unknown := sorted(kernels.keys() - needed):
-            raise ConfigError(f"The kernel {unknown[0]!r} belongs to no compute or broadcast node.")
+            raise ConfigError(
+                f"The kernel {unknown[0]!r} belongs to no compute, broadcast or copy node."
+            )
         for node in graph.nodes:
             if node.stream not in self._streams:
                 known = ", ".join(sorted(self._streams)) or "none"
@@ -111,6 +135,21 @@ class Executor:
                 raise TransferError(
                     f"The stream {node.stream!r} has failed before and runs nothing any more: {failure}"
                 ) from failure
+
+
+def _noted(tape: Tape, node: Node, kernel: Kernel | None) -> Kernel:
+    """`kernel`, which leaves the times at which it starts and ends on `tape`; an event is reached at once."""
+    start = tape.stamp(tape.cell(Mark.START, node.id))
+    if kernel is None:
+        return start
+    end, work = tape.stamp(tape.cell(Mark.END, node.id)), kernel
+
+    def run() -> None:
+        start()
+        work()
+        end()
+
+    return run
 
 
 class _Run:

@@ -17,12 +17,12 @@ class Observer(Protocol):
         """A tape for a program that is about to be bound."""
 
     def forward_began(
-        self, tape: Tape, number: int, needed_blocks: int | None, sent_blocks: int
+        self, tape: Tape, number: int, needed_blocks: int | None, sent_blocks: int | None
     ) -> None:
         """Forward `number` (counted from 1) of this rank begins; what was on `tape` is over.
 
         `needed_blocks` is how many blocks the batch's history uses, if the engine has said so, and
-        `sent_blocks` how many are sent of every bundle.
+        `sent_blocks` how many are sent of every bundle, if it sends blocks.
         """
 
     def forward_ended(self, tape: Tape, error: BaseException | None) -> None:

@@ -52,7 +52,7 @@ class Recorder:
         return Tape(graph, clock=self._clock, shared=self._shared)
 
     def forward_began(
-        self, tape: Tape, number: int, needed_blocks: int | None, sent_blocks: int
+        self, tape: Tape, number: int, needed_blocks: int | None, sent_blocks: int | None
     ) -> None:
         """Start the record of a forward on a tape whose earlier forward is over."""
         earlier = self._on_tape.get(id(tape))
@@ -88,7 +88,7 @@ class _Entry:
     number: int
     began: int
     needed_blocks: int | None
-    sent_blocks: int
+    sent_blocks: int | None
     ended: int = 0
     error: str | None = None
     times: list[int] | None = None
@@ -129,10 +129,10 @@ class _Entry:
         )
 
 
-def _as_sent(graph: Graph, blocks: int, sent: int) -> Graph:
+def _as_sent(graph: Graph, blocks: int, sent: int | None) -> Graph:
     """`graph`, whose broadcasts stand for `blocks` blocks each, with the bytes of the `sent` blocks of a forward."""
     layers = Counter(node.layer for node in graph.broadcasts)
-    if sent == blocks or not layers:
+    if sent is None or sent == blocks or not layers:
         return graph
     chunk: Counter[int | None] = Counter()
     nodes = []

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from kvpp_dag.errors import TransferError
-from kvpp_dag.graph import Kind, Policy
-from kvpp_dag.runtime import Arena, CpuStream, ForwardPass, HostStream
+from kvpp_dag.errors import NodeError, TransferError
+from kvpp_dag.graph import Kind, Policy, build_forward
+from kvpp_dag.runtime import Arena, CpuStream, Executor, ForwardPass, HostStream
 from kvpp_dag.trace import ForwardRecord, Recorder
 from tests.runtime_support import LocalGroup, make_engine, run_group, small_plan
 from tests.runtime_work import record
@@ -162,3 +162,38 @@ def test_a_wait_that_failed_lasts_until_the_end():
     (forward,) = recorder.forwards
     assert forward.waits["completion[0]"].end == forward.ended
     assert "attend[0]" not in forward.spans
+
+
+def test_a_recorder_goes_by_the_clock_it_is_given():
+    ticks = iter(range(1000, 100_000))
+    recorder = Recorder(clock=lambda: next(ticks))
+    engine = make_engine(small_plan(3, 1), LocalGroup(1).transport(0), observer=recorder)
+    engine.run(0, 0)
+    (forward,) = recorder.forwards
+    assert forward.began == 1000
+    assert forward.ended < 1100
+    check_complete(forward)
+
+
+async def test_the_executor_is_recorded_as_well():
+    graph = build_forward(
+        small_plan(3, 2), rank=0, num_blocks=2, history=True, policy=Policy.ON_RELEASE, chunks=2
+    )
+    kernels = {n.id: (lambda: None) for n in graph.nodes if n.kind not in (Kind.READY, Kind.COMPLETION)}
+    streams = {name: CpuStream(name, timeout=SOON) for name in ("compute", "transfer", "copy")}
+    recorder = Recorder()
+    executor = Executor(streams, observer=recorder)
+    await executor.run(graph, kernels)
+    kernels["attend[1]"] = lambda: 1 / 0
+    with pytest.raises(NodeError):
+        await executor.run(graph, kernels)
+    for stream in streams.values():
+        stream.close()
+    good, bad = recorder.forwards
+    assert (good.number, bad.number) == (1, 2)
+    assert sorted(good.spans) == sorted(node.id for node in graph.nodes)
+    for node in graph.nodes:
+        for before in node.after:
+            assert good.spans[before].end <= good.spans[node.id].start
+    assert "attend[1]" in bad.error
+    assert "attend[2]" not in bad.spans
