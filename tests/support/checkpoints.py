@@ -57,11 +57,17 @@ def write_mtp_checkpoint(directory: Path, *, layers: int) -> Path:
     """
     config = v3_config(layers) | {"num_nextn_predict_layers": 1}
     weights = dict(model_weights(config, seed=0))
+    add_draft_layer(weights, config)
+    return write_model(directory, config, weights)
+
+
+def add_draft_layer(weights: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
+    """Add the draft layer of `write_mtp_checkpoint`, and make half of the tokens guessable."""
     generator = torch.Generator().manual_seed(1)
     _make_guessable(weights, generator)
     # The weights of one more layer, drawn by the demo's own rules.
     extra = dict(model_weights(config | {"num_hidden_layers": 1}, seed=2))
-    prefix = f"model.layers.{layers}."
+    prefix = f"model.layers.{config['num_hidden_layers']}."
     weights |= {
         name.replace("model.layers.0.", prefix): tensor
         for name, tensor in extra.items()
@@ -78,7 +84,6 @@ def write_mtp_checkpoint(directory: Path, *, layers: int) -> Path:
         f"{prefix}shared_head.norm.weight": torch.ones(hidden),
         f"{prefix}shared_head.head.weight": weights["lm_head.weight"].clone(),
     }
-    return write_model(directory, config, weights)
 
 
 def _make_guessable(weights: dict[str, torch.Tensor], generator: torch.Generator) -> None:

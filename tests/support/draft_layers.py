@@ -8,7 +8,8 @@ def forget(worker: Any) -> None:
     runner = worker.model_runner
     layers = runner.vllm_config.compilation_config.static_forward_context
     for name in runner.drafter._draft_attn_layer_names:
-        _empty_first(layers[name])
+        if hasattr(layers[name], "forward_impl"):  # an indexer's cache attends to nothing
+            _empty_first(layers[name])
 
 
 def _empty_first(layer: Any) -> None:

@@ -138,9 +138,13 @@ class IndexerBuilder(AttentionMetadataBuilder[IndexerMetadata]):
         super().__init__(spec, layers, vllm_config, device)
 
     def build(
-        self, common_prefix_len: int, common: CommonAttentionMetadata, fast_build: bool = False
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
     ) -> IndexerMetadata:
         """Keep what vLLM computed of the batch."""
+        common = common_attn_metadata
         return IndexerMetadata(
             seq_lens=common.seq_lens,
             max_seq_len=common.max_seq_len,

@@ -9,7 +9,7 @@ import torch
 
 from kvpp_vllm.demo.checkpoint import QUERY_KEY_SPREAD, model_weights
 from tests.support import stock_fixes
-from tests.support.checkpoints import v3_config, write_model
+from tests.support.checkpoints import add_draft_layer, v3_config, write_model
 
 QUERY_RANK = 64
 INDEX_HEADS, INDEX_WIDTH = 4, 128
@@ -28,9 +28,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """With a frequency of 2, GLM's layers 0, 1, 3, 5, ... have an indexer; the others use the choice made before them."""
 
 
-def write_sparse_checkpoint(directory: Path, *, family: str, layers: int, index_topk: int = 64) -> Path:
-    """Write a model of `FAMILIES`; the same weights for all, as far as the family has them."""
+def write_sparse_checkpoint(
+    directory: Path, *, family: str, layers: int, index_topk: int = 64, draft_layer: bool = False
+) -> Path:
+    """Write a model of `FAMILIES`; the same weights for all, as far as the family has them.
+
+    With `draft_layer` there is one, which is sparse as well, it is to the rest what it is in `write_mtp_checkpoint`.
+    """
     config = v3_config(layers) | {"q_lora_rank": QUERY_RANK} | FAMILIES[family]
+    config["num_nextn_predict_layers"] = int(draft_layer)
     if family != "dense":
         config |= {
             "index_topk": index_topk,
@@ -42,15 +48,16 @@ def write_sparse_checkpoint(directory: Path, *, family: str, layers: int, index_
             "rope_type": "yarn",
             "rope_theta": config.pop("rope_theta"),
         }
-    weights = {
-        n: t for n, t in model_weights(config, seed=0) if not n.endswith("self_attn.q_proj.weight")
-    }
+    weights = dict(model_weights(config, seed=0))
+    if draft_layer:
+        add_draft_layer(weights, config)
+    weights = {n: t for n, t in weights.items() if not n.endswith("self_attn.q_proj.weight")}
     generator = torch.Generator().manual_seed(3)
-    for layer in range(layers):
+    for layer in range(layers + draft_layer):
         for name, tensor in _low_rank_queries(config, generator):
             weights[f"model.layers.{layer}.self_attn.{name}"] = tensor
-    for layer in range(layers) if family != "dense" else ():
-        if not _shares_index(config, layer):
+    for layer in range(layers + draft_layer) if family != "dense" else ():
+        if layer >= layers or not _shares_index(config, layer):
             for name, tensor in _indexer(config, torch.Generator().manual_seed(100 + layer)):
                 weights[f"model.layers.{layer}.self_attn.indexer.{name}"] = tensor
     return write_model(directory, config, weights)
@@ -59,13 +66,18 @@ def write_sparse_checkpoint(directory: Path, *, family: str, layers: int, index_
 def environment(directory: Path) -> dict[str, str]:
     """Return the environment of an engine that serves these models; writes entry points of plugins to `directory`."""
     stock_fixes.plugin(directory)
+    return {"PYTHONPATH": str(plugin(directory))}
+
+
+def plugin(directory: Path) -> Path:
+    """Write an entry point of vLLM's plugin group that names `sparse_cpu.register` into `directory`, and return it."""
     info = directory / "kvpp_sparse_cpu-0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvpp-sparse-cpu\nVersion: 0\n")
     (info / "entry_points.txt").write_text(
         "[vllm.general_plugins]\nkvpp_sparse_cpu = tests.support.sparse_cpu:register\n"
     )
-    return {"PYTHONPATH": str(directory)}
+    return directory
 
 
 def _shares_index(config: dict[str, Any], layer: int) -> bool:

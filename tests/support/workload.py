@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tests.support import sparse_models
 from tests.support.stock_fixes import plugin
 from tests.support.triton_cpu import model_runner_v2
 from tests.support.vllm_cpu import kill_group, start_in_own_group
@@ -47,6 +48,7 @@ class Workload:
     sleep_between: put the engine to sleep and wake it up between rounds.
     workers: processes of the engine: tensor parallel size times pipeline stages.
     runner: 1 or 2, for Model Runner V1 or V2.
+    sparse: the model is one of `sparse_models`, whose kernels are test support's.
     before: a function of one argument, as "module:name", called with the worker in every worker before the rounds.
     engine, environment, restore, rpc: as in `EngineSpec`.
     """
@@ -55,6 +57,7 @@ class Workload:
     rounds: Sequence[Sequence[Request]]
     workers: int = 2
     runner: int = 1
+    sparse: bool = False
     engine: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     restore: Sequence[str] = ()
@@ -118,13 +121,13 @@ class Outcome:
 def run_workloads(workloads: Sequence[Workload], *, timeout_s: float = 840) -> list[Outcome]:
     """Run `workloads` one after the other in a new process, which imports vLLM once for all of them.
 
-    They share `workers`, `runner`, `environment` and `restore`. Raises RuntimeError, with the end of the log, where one
-    does not finish.
+    They share `workers`, `runner`, `sparse`, `environment` and `restore`. Raises RuntimeError, with the end of the log,
+    where one does not finish.
     """
     first = workloads[0]
     if any(_process(other) != _process(first) for other in workloads):
         raise ValueError(
-            "The workloads of one process must share workers, runner, environment and restore."
+            "The workloads of one process must share workers, runner, sparse, environment and restore."
         )
     with tempfile.TemporaryDirectory(prefix="kvpp-workload-") as scratch:
         place = Path(scratch)
@@ -134,6 +137,8 @@ def run_workloads(workloads: Sequence[Workload], *, timeout_s: float = 840) -> l
         extra = first.environment | THREADS | {"PYTHONPATH": str(plugin(place / "plugin"))}
         if first.runner == 2:
             extra |= model_runner_v2(place / "plugin")
+        if first.sparse:
+            sparse_models.plugin(place / "plugin")
         with (place / "log.txt").open("wb") as log:
             process = start_in_own_group(command, first.workers, extra, log)
             try:
@@ -155,7 +160,13 @@ def run_workloads(workloads: Sequence[Workload], *, timeout_s: float = 840) -> l
 
 def _process(workload: Workload) -> tuple[Any, ...]:
     """What workloads of one process have in common."""
-    return workload.workers, workload.runner, workload.environment, workload.restore
+    return (
+        workload.workers,
+        workload.runner,
+        workload.sparse,
+        workload.environment,
+        workload.restore,
+    )
 
 
 def off_on_control(workload: Workload) -> tuple[Outcome, Outcome, Outcome]:

@@ -1,4 +1,4 @@
-"""Fixed-step MTP: a DeepSeek-V3 with one draft layer, one draft token a step."""
+"""Fixed-step MTP: a DeepSeek-V3 with one draft layer, one draft token a step or two."""
 
 from dataclasses import dataclass
 
@@ -11,34 +11,36 @@ pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
 
 LAYERS = 8
 PAGE_BYTES = 16 * 576 * 4
-MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """forgetful: KVPP on, with draft layers that forget their caches."""
+    """steps: draft tokens a step. forgetful: KVPP on, with draft layers that forget their caches."""
 
+    steps: int
     off: Outcome
     on: Outcome
     control: Outcome
     forgetful: Outcome
 
 
-@pytest.fixture(scope="module")
-def runs(prompts, tmp_path_factory) -> Runs:
+@pytest.fixture(scope="module", params=[1, 2], ids="k{}".format)
+def runs(request, prompts, tmp_path_factory) -> Runs:
+    """With two steps the one draft layer runs twice, the second time on its own output."""
     model = write_mtp_checkpoint(tmp_path_factory.mktemp("models") / "mtp", layers=LAYERS)
-    workload = Workload(
-        model=str(model),
-        rounds=[together(prompts, max_tokens=24)],
-        engine=MTP | {"kv_cache_memory_bytes": 32 << 20},
-    )
+    engine = {
+        "speculative_config": {"method": "mtp", "num_speculative_tokens": request.param},
+        "kv_cache_memory_bytes": 32 << 20,
+    }
+    workload = Workload(model=str(model), rounds=[together(prompts, max_tokens=24)], engine=engine)
     variants = {
         "off": kvpp(workload, None),
         "on": kvpp(workload, {}),
         "control": kvpp(workload, {"skip_broadcasts": True}),
         "forgetful": kvpp(workload, {}, before="tests.support.draft_layers:forget"),
     }
-    return Runs(**dict(zip(variants, run_workloads(list(variants.values())), strict=True)))
+    outcomes = dict(zip(variants, run_workloads(list(variants.values())), strict=True))
+    return Runs(steps=request.param, **outcomes)
 
 
 def test_tokens_are_those_without_kvpp(runs):
@@ -53,7 +55,8 @@ def test_every_request_differs_when_broadcasts_are_skipped(runs):
 def test_drafts_are_those_without_kvpp_and_some_are_right(runs):
     assert runs.on.drafts == runs.off.drafts
     assert runs.on.accepted == runs.off.accepted
-    assert 0 < runs.on.accepted < len(runs.on.drafts)
+    assert max(map(len, runs.on.drafts)) == runs.steps
+    assert 0 < runs.on.accepted < sum(map(len, runs.on.drafts))
 
 
 def test_drafts_differ_when_draft_layers_forget(runs):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvpp_vllm.demo.checkpoint import write_checkpoint
-from tests.support.checkpoints import write_mtp_checkpoint
+from tests.support.checkpoints import write_moe_checkpoint, write_mtp_checkpoint
 from tests.support.workload import (
     Outcome,
     Workload,
@@ -25,6 +25,7 @@ PAGE_BYTES = 16 * 576 * 4
 class Case:
     """owned[stage]: how many layers each rank of the stage must own. drafts: draft layers of every rank.
     met: what of `Covered` must have happened. in_flight: the most batches at once.
+    logged: what workers log in such a run.
     """
 
     workload: Workload
@@ -32,6 +33,7 @@ class Case:
     drafts: tuple[str, ...] = ()
     met: tuple[str, ...] = ()
     in_flight: int = 1
+    logged: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +106,50 @@ def tp2_pp2(models: Path, prompts: list[list[int]]) -> Case:
     )
 
 
-@pytest.fixture(scope="module", params=[scheduling, mtp, tp2_pp2], ids=lambda make: make.__name__)
+def tp4(models: Path, prompts: list[list[int]]) -> Case:
+    return Case(
+        workload=Workload(
+            model=str(write_checkpoint(models / "tp4", layers=13)),
+            rounds=[together(prompts, max_tokens=10)],
+            workers=4,
+            engine={"kv_cache_memory_bytes": 48 << 20},
+        ),
+        owned=[[4, 3, 3, 3]],
+    )
+
+
+def ep(models: Path, prompts: list[list[int]]) -> Case:
+    """Experts spread over the group."""
+    return Case(
+        workload=Workload(
+            model=str(write_moe_checkpoint(models / "moe", layers=8)),
+            rounds=[together(prompts, max_tokens=10)],
+            engine={"enable_expert_parallel": True, "kv_cache_memory_bytes": 48 << 20},
+        ),
+        owned=[[4, 4]],
+        logged="Worker_TP1_EP1 ",
+    )
+
+
+def compiled(models: Path, prompts: list[list[int]]) -> Case:
+    """Compiled by Dynamo, backend eager, as vLLM compiles for CPUs."""
+    return Case(
+        workload=Workload(
+            model=str(write_checkpoint(models / "mla", layers=8)),
+            rounds=[together(prompts, max_tokens=10)],
+            engine={"enforce_eager": False, "kv_cache_memory_bytes": 48 << 20},
+            environment={"TORCH_COMPILE_DISABLE": "0", "VLLM_CPU_CI_ENV": "1"},
+        ),
+        owned=[[4, 4]],
+        logged="Detected eager backend",
+    )
+
+
+@pytest.fixture(
+    scope="module",
+    params=[scheduling, mtp, tp2_pp2, tp4, ep, compiled],
+    ids=lambda make: make.__name__,
+)
 def runs(request, prompts, tmp_path_factory) -> Runs:
     case = request.param(tmp_path_factory.mktemp("models"), prompts)
     off, on, control = off_on_control(replace(case.workload, runner=2))
@@ -115,6 +160,7 @@ def runs(request, prompts, tmp_path_factory) -> Runs:
 def test_model_runner_v2_ran(runs):
     assert all("Using V2 Model Runner" in run.log for run in (runs.off, runs.on, runs.control))
     assert "Using V2 Model Runner" not in runs.v1.log
+    assert all(runs.case.logged in run.log for run in (runs.off, runs.on, runs.control))
 
 
 def test_tokens_are_those_without_kvpp(runs):
