@@ -16,6 +16,7 @@ from kvpp_dag.trace.recording import read_recordings
 from kvpp_dag.trace.report import to_html
 
 WIDTH = 1280
+PATIENCE_MS = 300_000
 
 
 def main(recordings: Path, picture: Path) -> None:
@@ -31,8 +32,8 @@ def main(recordings: Path, picture: Path) -> None:
             executable_path=browser, args=["--no-sandbox", "--disable-gpu"]
         )
         page = chromium.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme="light")
-        page.goto(page_file.as_uri())
-        page.wait_for_selector("#layers .main-svg")
+        page.goto(page_file.as_uri(), timeout=PATIENCE_MS)
+        page.wait_for_selector("#layers .main-svg", timeout=PATIENCE_MS)
         last = page.locator("#layers").bounding_box()
         assert last is not None
         clip = {"x": 0, "y": 0, "width": WIDTH, "height": last["y"] + last["height"] + 32}

@@ -89,9 +89,9 @@ def _print(
         _print_changes(console, found.settings, f"{who}: settings")
         for kind in found.kinds:
             what = f"{who}, forwards {'with' if kind.history else 'without'} history"
-            _print_graphs(console, kind.graph, what)
             if kind.moves:
                 _print_moves(console, kind, what)
+            _print_graphs(console, kind.graph, what)
 
 
 def _print_graphs(console: Console, found: GraphDiff, title: str) -> None:
@@ -115,16 +115,22 @@ def _print_changes(console: Console, changes: Sequence[Change], title: str) -> N
 def _print_moves(console: Console, kind: KindDiff, title: str) -> None:
     rows = [
         (
-            "" if move.layer is None else str(move.layer),
-            move.name,
-            *(_figure(figure) for figure in (move.start, move.transfer, move.exposed)),
+            "all" if move.layer is None else str(move.layer),
+            *(
+                _ms(of)
+                for figure in (move.start, move.transfer, move.exposed)
+                for of in (figure.a, figure.b)
+            ),
         )
         for move in kind.moves
     ]
-    title = (
-        f"{title}: medians in ms, A to B; starts count from the begin, the whole forward's is its end"
-    )
-    _print_table(console, title, ("layer", "name", "start", "transfer", "exposed"), rows)
+    title = f"{title}: medians in ms; starts count from the begin, that of all is the end"
+    columns = [f"{what} {side}" for what in ("start", "transfer", "exposed") for side in "AB"]
+    _print_table(console, title, ("layer", *columns), rows)
+    for move in kind.moves:
+        if move.layer is None:
+            figures = {"end": move.start, "transfer": move.transfer, "exposed": move.exposed}
+            typer.echo("; ".join(f"{name} {_figure(figure)}" for name, figure in figures.items()))
 
 
 def _print_table(
@@ -147,12 +153,11 @@ def _shown(value: Any) -> str:
 
 
 def _figure(figure: Figure) -> str:
+    """By how much a figure of the whole forward moved."""
     if figure.by is None:
-        return f"{_ms(figure.a)} to {_ms(figure.b)}"
-    if not figure.by:
-        return f"{_ms(figure.a)}, the same"
-    percent = "" if figure.percent is None else f", {figure.percent:+.1f} %"
-    return f"{_ms(figure.a)} to {_ms(figure.b)} ({figure.by / 1e6:+.3f}{percent})"
+        return "in one only"
+    percent = "" if figure.percent is None else f" ({figure.percent:+.1f} %)"
+    return f"{figure.by / 1e6:+.3f} ms{percent}"
 
 
 def _ms(ns: int | None) -> str:

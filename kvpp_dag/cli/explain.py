@@ -1,6 +1,8 @@
 """`kvpp-dag explain`: the worst waits of recorded forwards, why they were, and what to try."""
 
 import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +15,8 @@ from kvpp_dag.trace.explanation import Explanation, Wait
 from kvpp_dag.trace.explanation import explain as explain_recordings
 from kvpp_dag.trace.overlap import ADVICE
 from kvpp_dag.trace.recording import read_recordings
+
+_NUMBERED = re.compile(r"([^0-9]*)[0-9]+([^0-9]*)")
 
 
 def explain(
@@ -33,6 +37,8 @@ def _as_json(explanation: Explanation) -> dict[str, Any]:
         "duration_ns": explanation.duration_ns,
         "transfer_ns": explanation.transfer_ns,
         "exposed_ns": explanation.exposed_ns,
+        "bytes": explanation.bytes,
+        "needed_bytes": explanation.needed_bytes,
         "free_transfers_ns": explanation.free_transfers_ns,
         "free_compute_ns": explanation.free_compute_ns,
         "worst": [_wait_as_json(wait) for wait in explanation.worst],
@@ -76,19 +82,30 @@ def _print(explanation: Explanation) -> None:
 
 
 def _figures(console: Console, explanation: Explanation) -> None:
-    duration, transfer = explanation.duration_ns, explanation.transfer_ns
-    waited = f", {100 * explanation.exposed_ns / duration:.1f} % of the time" if duration else ""
-    _say(
-        console,
-        f"Forwards on all ranks given: {explanation.forwards}, {_ms(duration)} ms, in which compute waited "
-        f"{_ms(explanation.exposed_ns)} ms for {_ms(transfer)} ms of transfers{waited}. With free transfers "
-        f"{_ms(explanation.free_transfers_ns)} ms, with free compute {_ms(explanation.free_compute_ns)} ms.",
+    duration, sent, needed = explanation.duration_ns, explanation.bytes, explanation.needed_bytes
+    waited = f", {100 * explanation.exposed_ns / duration:.1f} % of that time" if duration else ""
+    of_that = (
+        f"; the batches needed {100 * needed / sent:.1f} % of it" if sent and needed is not None else ""
     )
+    lines = (
+        f"forwards   {explanation.forwards}, {_ms(duration)} ms (added up over all ranks given)",
+        f"transfers  {_ms(explanation.transfer_ns)} ms, {sent / 1e6:.3f} MB sent{of_that}",
+        f"exposed    {_ms(explanation.exposed_ns)} ms{waited}",
+        f"bounds     {_ms(explanation.free_transfers_ns)} ms with free transfers, "
+        f"{_ms(explanation.free_compute_ns)} ms with free compute",
+    )
+    for line in lines:
+        _say(console, line)
 
 
 def _waits(console: Console, explanation: Explanation) -> None:
     stages = len({wait.stage for wait in explanation.worst}) > 1
-    table = Table(title=f"the {len(explanation.worst)} longest waits, in ms", show_lines=True)
+    head, tail = _around_number({wait.layer.name for wait in explanation.worst})
+    title = f"the {len(explanation.worst)} longest waits, in ms"
+    if head or tail:
+        title += f"; a layer is the * of {head}*{tail}"
+    # As `Text`, since a name of a recording may look like markup.
+    table = Table(title=Text(title), show_lines=True)
     for column in (*(["stage"] if stages else []), "rank", "forward"):
         table.add_column(column, justify="right")
     table.add_column("layer", overflow="fold")
@@ -103,15 +120,21 @@ def _waits(console: Console, explanation: Explanation) -> None:
             if part is layer.parts[0] or 100 * part.ns >= layer.exposed_ns
         )
         numbers = (*([wait.stage] if stages else []), wait.rank, wait.forward)
-        # As `Text`, since a name of a recording may look like markup.
         table.add_row(
             *map(str, numbers),
-            Text(layer.name),
+            Text(layer.name.removeprefix(head).removesuffix(tail)),
             _ms(layer.exposed_ns),
             _ms(layer.transfer_ns),
             Text(why),
         )
     console.print(table)
+
+
+def _around_number(names: Iterable[str]) -> tuple[str, str]:
+    """What stands before and behind the one number in which all names differ; empty if they differ in more."""
+    matches = [_NUMBERED.fullmatch(name) for name in names]
+    around = {match and (match[1], match[2]) for match in matches}
+    return (around.pop() if len(around) == 1 else None) or ("", "")
 
 
 def _causes(console: Console, explanation: Explanation) -> None:

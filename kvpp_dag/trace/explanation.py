@@ -25,13 +25,17 @@ class Explanation:
     """Figures over all forwards of all recordings given; times in nanoseconds.
 
     `worst` are the longest waits, the longest first, and `totals` the exposed time of each cause that occurs,
-    the most expensive first. `unknown` says in sentences what the recordings do not tell.
+    the most expensive first. `bytes` were sent, each broadcast counted once for all its ranks; `needed_bytes` is
+    what of them the batches' history filled, None unless all recordings tell. `unknown` says in sentences what
+    the recordings do not tell.
     """
 
     forwards: int
     duration_ns: int
     transfer_ns: int
     exposed_ns: int
+    bytes: int
+    needed_bytes: int | None
     free_transfers_ns: int
     free_compute_ns: int
     worst: tuple[Wait, ...]
@@ -52,11 +56,19 @@ def explain(recordings: Sequence[Recording], *, waits: int = 10) -> Explanation:
         if layer.exposed_ns > 0
     ]
     totals = _totals(every)
+    once = {
+        (recording.stage, forward.number): forward
+        for recording, some in zip(recordings, analyzed, strict=True)
+        for forward in some
+    }
+    needed = [forward.needed_bytes for forward in once.values()]
     return Explanation(
         forwards=len(forwards),
         duration_ns=sum(forward.duration_ns for forward in forwards),
         transfer_ns=sum(forward.transfer_ns for forward in forwards),
         exposed_ns=sum(forward.exposed_ns for forward in forwards),
+        bytes=sum(forward.bytes for forward in once.values()),
+        needed_bytes=None if None in needed else sum(n for n in needed if n is not None),
         free_transfers_ns=sum(forward.free_transfers_ns for forward in forwards),
         free_compute_ns=sum(forward.free_compute_ns for forward in forwards),
         worst=tuple(sorted(every, key=lambda wait: -wait.layer.exposed_ns)[:waits]),

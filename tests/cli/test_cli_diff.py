@@ -62,7 +62,9 @@ def test_a_slower_layer_by_how_much(files):
     )
     done = kvpp_dag("diff", *paths)
     assert done.returncode == 1
-    assert "+5.000, +100.0 %" in words(done)
+    assert "transfer +5.000 ms (+20.0 %)" in words(done)
+    assert "│ 3     │ " in done.stdout
+    assert " 5.000      │ 10.000 " in done.stdout
     report = json.loads(kvpp_dag("diff", *paths, "--json").stdout)
     (kind,) = report["recordings"][0]["kinds"]
     moved = {move["layer"]: move for move in kind["moves"]}

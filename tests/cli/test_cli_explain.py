@@ -26,14 +26,14 @@ SLOW = Timeline(
 )
 
 
-def explain(*arguments: object) -> subprocess.CompletedProcess[str]:
+def explain(*arguments: object, columns: int = 140) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", "from kvpp_dag.cli import main; main()", "explain", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
-        env={"COLUMNS": "140", "PATH": ""},
+        env={"COLUMNS": str(columns), "PATH": ""},
     )
 
 
@@ -58,11 +58,38 @@ def test_waits_causes_and_advice_are_printed(recorded):
     done = explain(recorded)
     assert done.returncode == 0, done.stderr
     assert "longest waits" in done.stdout
-    assert "layers.5" in done.stdout
+    assert "a layer is the * of layers.*" in flat(done.stdout)
     assert "scratch slot not free" in done.stdout
     assert "attend[3] held slot 1" in flat(done.stdout)
     assert "a greater prefetch depth" in flat(done.stdout)
     assert "Not known" not in done.stdout
+
+
+def test_nothing_is_cut_off_in_eighty_columns(recorded):
+    done = explain(recorded, columns=80)
+    assert "…" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    words = flat(done.stdout)
+    for word in ("exposed", "transfer", "bounds", "with free compute", "needed 50.0 % of it"):
+        assert word in words
+
+
+def test_bytes_are_those_that_were_broadcast(recorded):
+    one, both = (
+        json.loads(explain(path, "--json").stdout)
+        for path in (recorded / "recording.stage0.rank0.json", recorded)
+    )
+    assert one["bytes"] == both["bytes"] > one["needed_bytes"] == both["needed_bytes"] > 0
+    assert both["transfer_ns"] > one["transfer_ns"]
+
+
+def test_names_that_differ_in_more_than_a_number_stay_whole(tmp_path):
+    recording = SLOW.recordings()[0]
+    path = tmp_path / "recording.json"
+    path.write_text(to_recording_json(recording).replace('"layers.5"', '"dense.5"'), encoding="utf-8")
+    done = explain(path)
+    assert "dense.5" in done.stdout
+    assert "a layer is" not in done.stdout
 
 
 def test_a_healthy_run_has_little_to_win(tmp_path):
