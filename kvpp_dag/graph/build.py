@@ -36,10 +36,10 @@ def build_forward(
     of two staging halves and the others unpack from theirs; several pieces do so on a stream of their own,
     beside the sending. Raises GraphError for a negative number or a rank outside the group.
     """
-    build = _Builder(plan, num_blocks, policy, chunks)
+    build = _Builder(plan, num_blocks, chunks)
     sends = history and plan.ranks > 1
     return Graph(
-        nodes=tuple(build.with_history(rank) if sends else build.without_history(rank)),
+        nodes=tuple(build.with_history(rank, policy) if sends else build.without_history(rank)),
         rank=rank,
         ranks=plan.ranks,
         layout_hash=plan.layout_hash,
@@ -49,15 +49,13 @@ def build_forward(
     )
 
 
-def build_collectives(
-    plan: StagePlan, *, num_blocks: int, policy: Policy, chunks: int = 0
-) -> list[Collectives]:
+def build_collectives(plan: StagePlan, *, num_blocks: int, chunks: int = 0) -> list[Collectives]:
     """What each rank of the group broadcasts in a forward with history, in issue order, without its graph.
 
     A layer's transfer has two forms, of its owner and of the others, and each is built once for all ranks.
     Raises GraphError for a negative number.
     """
-    build = _Builder(plan, num_blocks, policy, chunks)
+    build = _Builder(plan, num_blocks, chunks)
     forms = {owned: build.broadcasts(owned=owned) for owned in (True, False)}
     return [
         Collectives(
@@ -77,13 +75,12 @@ def build_collectives(
 class _Builder:
     """Makes the nodes of any rank; `owned` is whether that rank owns the layer in question."""
 
-    def __init__(self, plan: StagePlan, num_blocks: int, policy: Policy, chunks: int) -> None:
+    def __init__(self, plan: StagePlan, num_blocks: int, chunks: int) -> None:
         if num_blocks < 0 or chunks < 0:
             raise GraphError(
                 f"A forward over {num_blocks} blocks in {chunks} chunks was asked for; expected 0 or more."
             )
         self.plan = plan
-        self.policy = policy
         self.chunks = chunks
         self.layers = len(plan.bundles)
         self.bytes = [bundle.bytes_per_block * num_blocks for bundle in plan.bundles]
@@ -96,9 +93,9 @@ class _Builder:
             nodes.append(_compute(f"compute[{i}]", i))
         return nodes
 
-    def with_history(self, rank: int) -> list[Node]:
+    def with_history(self, rank: int, policy: Policy) -> list[Node]:
         owned = [owner == rank for owner in self.plan.owners]
-        on_release = self.policy is Policy.ON_RELEASE
+        on_release = policy is Policy.ON_RELEASE
         ahead = self.plan.depth + on_release
         nodes: list[Node] = []
         for i in range(min(ahead, self.layers)):

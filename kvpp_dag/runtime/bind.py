@@ -48,15 +48,18 @@ def bind(
     transfers: Mapping[str, Call],
     observer: Observer | None,
     timeout: float,
+    first: tuple[Call, ...] = (),
 ) -> BoundProgram:
     """Bind `program` to its own events, the given streams and the transfers by node id.
 
     Two forwards in flight need two bindings, since each owns its events. `timeout` (seconds) bounds a wait
-    of the host for a transfer, on streams of the host.
+    of the host for a transfer, on streams of the host. `first` are calls with which the first hook begins.
     """
     tape = observer.tape(program.graph) if observer is not None else None
     binder = _HeldBinder if _can_hold(program, streams) else _Binder
-    return binder(streams, transfers, tape, timeout).bind(program)
+    bound = binder(streams, transfers, tape, timeout).bind(program)
+    begin = replace(bound.hooks[0], steps=(*first, *bound.hooks[0].steps))
+    return replace(bound, hooks=(begin, *bound.hooks[1:]))
 
 
 def _can_hold(program: Program, streams: Mapping[str, Stream[Any]]) -> bool:
@@ -86,9 +89,9 @@ class _Binder:
         self.events: dict[str, Any] = {}
         self.steps: list[Call] = []
         self.drain: list[Call] = []
-        self.noted: int | None = (
-            None  # the cell of a stamp of the compute stream that nothing has followed
-        )
+        # Cells of the compute stream's stamps: one that nothing has followed yet, and the last one of the hook.
+        self.noted: int | None = None
+        self.latest: int | None = None
 
     def bind(self, program: Program) -> BoundProgram:
         """The whole program: compute nodes lie between its hooks."""
@@ -105,7 +108,7 @@ class _Binder:
 
     def _hook(self, before: str | None, steps: tuple[Step, ...], after: str | None) -> BoundHook:
         """The hook between the compute nodes `before` and `after`."""
-        self.steps, self.drain, self.noted = [], [], None
+        self.steps, self.drain, self.noted, self.latest = [], [], None, None
         if before is not None:
             self._note(Mark.END, before)
         for step in steps:
@@ -168,7 +171,7 @@ class _Binder:
         if self.noted is not None:
             self.tape.alias(mark, node, self.noted)
             return
-        self.noted = self.tape.cell(mark, node)
+        self.latest = self.noted = self.tape.cell(mark, node)
         self.steps.append(self.compute.stamp(self.tape, self.noted))
 
     def _add(self, call: Call) -> None:
@@ -213,7 +216,10 @@ class _HeldBinder(_Binder):
         if self.tape is None:
             self._hold(step, work)
         else:
-            self._note(Mark.SUBMITTED, step.node)  # from here on the worker may go on to it
+            if self.latest is None:
+                self._note(Mark.SUBMITTED, step.node)
+            else:  # the worker may go on to it once the ready event before it has been settled
+                self.tape.alias(Mark.SUBMITTED, step.node, self.latest)
             self._hold(step, self._stamp(step, Mark.START), work, self._stamp(step, Mark.END))
 
     def _record(self, step: Step) -> None:

@@ -13,33 +13,18 @@ until `abort` drains it.
 """
 
 import hashlib
-import struct
-import zlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from kvpp_dag.errors import (
-    ConfigError,
-    CoverageError,
-    OrderError,
-    ReentryError,
-    TransferError,
-)
+from kvpp_dag.errors import ConfigError, CoverageError, OrderError, ReentryError, TransferError
 from kvpp_dag.graph import COMPUTE_STREAM, COPY_STREAM, TRANSFER_STREAM, Policy
 from kvpp_dag.runtime.arena import Arena
+from kvpp_dag.runtime.bind import Call
 from kvpp_dag.runtime.observer import Observer
-from kvpp_dag.runtime.payload import (
-    FULL,
-    NOTHING,
-    RUNS,
-    Costs,
-    Ids,
-    Kind,
-    Payload,
-    WayChooser,
-    blocks_in_use,
-)
+from kvpp_dag.runtime.payload import FULL, NOTHING, Costs, Ids, Payload
 from kvpp_dag.runtime.programs import GENERATIONS, Programs
+from kvpp_dag.runtime.sending import Sending
 from kvpp_dag.runtime.streams import E, Stream
 from kvpp_dag.runtime.transport import Transport
 
@@ -84,11 +69,7 @@ class ForwardPass:
         self.payload = payload
         self.forwards = 0
         self.forwards_with_history = 0
-        self.broadcasts_sent = 0
-        self.bytes_sent = 0
         self._layers = len(self.plan.bundles)
-        self._num_blocks = arena.num_blocks
-        self._transport = transport
         self._streams: dict[str, Stream[Any]] = {COMPUTE_STREAM: compute, TRANSFER_STREAM: transfer}
         if copy is not None:
             self._streams[COPY_STREAM] = copy
@@ -96,24 +77,31 @@ class ForwardPass:
         self._agreed = None if control is None else control.event("the comparison of the forwards")
         self._observer = observer
         self._timeout = timeout
-        self._signature = bytes.fromhex(self.plan.layout_hash)
-        self._bytes_per_block = sum(bundle.bytes_per_block for bundle in self.plan.bundles)
-        self._compare_blocks = compare_blocks
-        self._chooser = self._make_chooser(costs or Costs())
+        self._sending = Sending(
+            arena,
+            transport,
+            payload=payload,
+            costs=costs or Costs(),
+            copies=copy is not None,
+            compare_blocks=compare_blocks,
+            skip_broadcasts=skip_broadcasts,
+        )
+        compare: list[Call] = [partial(self._control.launch, self._sending.agree)]
+        if self._agreed is not None:
+            compare.append(partial(self._control.record, self._agreed))
         self._programs = Programs(
             arena,
             transport,
             self._streams,
             policy=policy,
-            chooser=self._chooser,
+            chooser=self._sending.chooser,
+            compare=tuple(compare) if self._sending.sends else (),
             observer=observer,
             timeout=timeout,
             skip_broadcasts=skip_broadcasts,
         )
         self.graphs = self._programs.graphs
-        self._sends = bool(self.graphs[FULL].broadcasts) and not skip_broadcasts
         self._program = self._programs.of(NOTHING, 0)
-        self._token = b""
         self._active = False
         self._broken: BaseException | None = None
         self._cursor = 0
@@ -130,19 +118,29 @@ class ForwardPass:
     def signature(self) -> bytes:
         """16 bytes that all ranks must share before the first forward: layout, blocks, what is sent and how."""
         graph = self.graphs[FULL]
-        sent = sum(node.bytes for node in graph.broadcasts) if self._sends else 0
-        content = (self.plan.layout_hash, graph.policy, sent, self.payload, self._chooser)
+        sent = self.bytes_per_forward
+        content = (self.plan.layout_hash, graph.policy, sent, self.payload, self._sending.chooser)
         return hashlib.sha256(repr(content).encode()).digest()[:16]
 
     @property
     def broadcasts_per_forward(self) -> int:
         """Broadcasts of one forward that sends whole bundles (0 if they are skipped)."""
-        return len(self.graphs[FULL].broadcasts) if self._sends else 0
+        return len(self.graphs[FULL].broadcasts) if self._sending.sends else 0
 
     @property
     def bytes_per_forward(self) -> int:
         """Payload bytes that one forward broadcasts in this group if it sends whole bundles."""
-        return sum(n.bytes for n in self.graphs[FULL].broadcasts) if self._sends else 0
+        return sum(n.bytes for n in self.graphs[FULL].broadcasts) if self._sending.sends else 0
+
+    @property
+    def broadcasts_sent(self) -> int:
+        """Broadcasts of all forwards begun so far."""
+        return self._sending.broadcasts
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload bytes of all forwards begun so far."""
+        return self._sending.bytes
 
     def begin(
         self,
@@ -175,7 +173,8 @@ class ForwardPass:
             ) from self._broken
         generation = (self.forwards + 1) % GENERATIONS
         self._programs.ended[generation].synchronize(self._timeout)  # nothing of it may be used before
-        kind, sent = self._choose(generation, history, used, fresh)
+        lists = self._programs.lists
+        kind, sent = self._sending.choose(self.forwards + 1, history, used, fresh, lists)
         self._program = self._programs.of(kind, generation)
         self.forwards += 1
         self.forwards_with_history += history
@@ -184,10 +183,6 @@ class ForwardPass:
         if self._observer is not None and self._program.tape is not None:
             needed = None if used is None else len(used)
             self._observer.forward_began(self._program.tape, self.forwards, needed, sent)
-        if self._sends and kind is not NOTHING:
-            self._control.launch(self._agree)
-            if self._agreed is not None:
-                self._control.record(self._agreed)
         self._run_hook()
 
     def acquire(self, layer: int) -> None:
@@ -286,51 +281,6 @@ class ForwardPass:
         self._streams[COMPUTE_STREAM].record(self._programs.ended[self.forwards % GENERATIONS])
         if self._observer is not None and self._program.tape is not None:
             self._observer.forward_ended(self._program.tape, error)
-
-    def _choose(
-        self,
-        generation: int,
-        history: bool,
-        used: Sequence[int] | Ids | None,
-        fresh: Sequence[int] | Ids,
-    ) -> tuple[Kind, int]:
-        """The kind of forward to run and how many blocks it sends; its lists are filled and counted."""
-        if not history or not self._sends:
-            return (FULL if history else NOTHING), 0
-        kind, sent, broadcasts, blocks = FULL, self._num_blocks, self._layers, None
-        if self._chooser is not None and used is not None:
-            blocks = blocks_in_use(used, fresh, self._num_blocks)
-            runs = blocks.runs()
-            kind = self._chooser.choose(len(blocks.used), len(runs))
-            if kind is not FULL:
-                sent = len(blocks.used)
-                self._programs.lists[generation].take(blocks, runs)
-                broadcasts = len(runs) * self._chooser.pieces if kind == RUNS else self._layers * kind[1]
-        self.broadcasts_sent += broadcasts
-        self.bytes_sent += sent * self._bytes_per_block
-        which = zlib.crc32(blocks.used.tobytes()) if blocks is not None and self._compare_blocks else 0
-        self._token = struct.pack("<8sqqqI", self._signature, self.forwards + 1, kind[1], sent, which)
-        return kind, sent
-
-    def _agree(self) -> None:
-        self._transport.agree(self._token)
-
-    def _make_chooser(self, costs: Costs) -> WayChooser | None:
-        """What decides how a forward sends, if it may send less than everything."""
-        if self.payload is Payload.FULL or self.plan.ranks == 1 or not self.plan.bundles:
-            return None
-        if not self.plan.staging:
-            raise ConfigError(
-                f"Payload {self.payload} packs blocks into staging halves, and the plan has none; plan the "
-                "stage with staging."
-            )
-        chooser = WayChooser.of(self.plan, self._num_blocks, self.payload, costs)
-        if COPY_STREAM not in self._streams and len(chooser.chunk_counts()) > 1:
-            raise ConfigError(
-                f"Payload {self.payload} packs blocks beside the sending of others, and there is no copy stream; "
-                "give one, of the kind of the transfer stream."
-            )
-        return chooser
 
     def _out_of_turn(self, hook: str, layer: int) -> str:
         if not self._active:

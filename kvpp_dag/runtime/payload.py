@@ -66,6 +66,11 @@ class BlocksInUse:
     used: Ids
     fresh: Ids
 
+    @property
+    def run_count(self) -> int:
+        """How many runs of consecutive used blocks there are, without making the list of them."""
+        return int(np.count_nonzero(np.diff(self.used) != 1)) + 1 if self.used.size else 0
+
     def runs(self) -> list[tuple[int, int]]:
         """First block and end of every run of consecutive used blocks."""
         if not self.used.size:

@@ -3,8 +3,23 @@ from itertools import product
 import pytest
 
 from kvpp_dag.errors import GraphError
-from kvpp_dag.graph import Kind, Policy, build_forward
-from tests.builders import forward, group, stage
+from kvpp_dag.graph import (
+    Kind,
+    Policy,
+    build_collectives,
+    build_forward,
+    from_json,
+    from_text,
+    lower,
+    to_json,
+    to_text,
+    verify,
+    verify_group,
+    without_edge,
+)
+from kvpp_dag.graph.verify import collective_order
+from tests.builders import edges, forward, group, stage
+from tests.judge import fault_of
 
 ACQUIRE, RELEASE = Policy.ON_ACQUIRE, Policy.ON_RELEASE
 over_layers_and_depths = pytest.mark.parametrize(
@@ -130,3 +145,110 @@ def test_no_blocks_are_zero_bytes_and_fewer_are_refused():
 def test_a_rank_outside_the_group_is_refused(rank, history):
     with pytest.raises(GraphError, match=f"Rank {rank}"):
         forward(3, 2, rank=rank, history=history)
+
+
+PACKED = list(product(Policy, (1, 2, 3), (1, 2, 4)))
+over_policies_depths_and_chunks = pytest.mark.parametrize(("policy", "depth", "chunks"), PACKED)
+
+
+def test_one_chunk_is_packed_and_unpacked_on_the_transfer_stream():
+    graph = forward(2, 2, chunks=1)
+    transfer = [node.id for node in graph.nodes if node.layer == 1 and node.stream == "transfer"]
+    assert transfer == ["pack[1]", "broadcast[1]", "unpack[1]", "completion[1]"]
+    assert graph["pack[1]"].after == ("ready[1]",)
+    assert graph["broadcast[1]"].after == ("broadcast[0]", "pack[1]")
+    assert graph["unpack[1]"].after == ("broadcast[1]",)
+    assert graph["completion[1]"].after == ("unpack[1]",)
+    assert not any(node.stream == "copy" for node in graph.nodes)
+
+
+def test_several_chunks_are_packed_beside_the_sending():
+    graph = forward(2, 2, chunks=2)
+    ids = [node.id for node in graph.nodes if node.layer == 1 and node.stream != "compute"]
+    assert ids == [
+        *("pack.0[1]", "packed.0[1]", "broadcast.0[1]", "arrived.0[1]"),
+        *("pack.1[1]", "packed.1[1]", "unpack.0[1]"),
+        *("broadcast.1[1]", "arrived.1[1]", "unpack.1[1]", "completion[1]"),
+    ]
+    streams = {node.id.split(".")[0]: node.stream for node in graph.nodes if "." in node.id}
+    assert streams == {
+        **dict.fromkeys(("pack", "packed", "unpack"), "copy"),
+        **dict.fromkeys(("broadcast", "arrived"), "transfer"),
+    }
+    assert graph["completion[1]"].stream == "copy"
+    assert graph["broadcast.0[1]"].after == ("broadcast.1[0]", "packed.0[1]")
+    assert graph["broadcast.1[1]"].after == ("broadcast.0[1]", "packed.1[1]")
+    assert graph["unpack.1[1]"].after == ("arrived.1[1]",)
+
+
+@over_policies_depths_and_chunks
+def test_chunks_take_turns_over_the_staging_halves(policy, depth, chunks):
+    for graph in group(5, 3, policy=policy, depth=depth, chunks=chunks, num_blocks=7):
+        owners = stage(5, 3, depth).owners
+        assert len(graph.broadcasts) == 5 * chunks
+        for number, node in enumerate(graph.broadcasts):
+            layer, half = number // chunks, (f"staging[{number % 2}]",)
+            mine = owners[layer] == graph.rank
+            assert (node.layer, node.owner, node.slot) == (layer, owners[layer], None)
+            assert node.bytes == (10 if layer % 3 == 0 else 8) * 7
+            assert (node.reads, node.writes) == ((half, ()) if mine else ((), half))
+        copies = [node for node in graph.nodes if node.kind is Kind.COPY]
+        packs = [node for node in copies if node.slot is None]
+        unpacks = [node for node in copies if node.slot is not None]
+        assert len(packs) == len(unpacks) == 5 * chunks
+        for number, (pack, unpack) in enumerate(zip(packs, unpacks, strict=True)):
+            layer, half = number // chunks, (f"staging[{number % 2}]",)
+            mine = owners[layer] == graph.rank
+            slot = (f"scratch[{layer % (depth + 1)}]",)
+            assert (pack.reads, pack.writes) == (((f"persistent[{layer}]",), half) if mine else ((), ()))
+            assert (unpack.reads, unpack.writes) == (((), ()) if mine else (half, slot))
+
+
+@over_policies_depths_and_chunks
+def test_packed_forwards_are_sound_alike_on_all_ranks_and_survive_their_dumps(policy, depth, chunks):
+    for layers in (0, 1, 2, 5):
+        graphs = group(layers, 3, policy=policy, depth=depth, chunks=chunks)
+        assert verify_group(graphs) == ()
+        for graph in graphs:
+            assert from_text(to_text(graph)) == graph
+            assert from_json(to_json(graph)) == graph
+            assert lower(graph).layers == layers
+
+
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize(("layers", "chunks"), [(4, 1), (3, 2)])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_edge_of_a_packed_forward_is_needed_or_implied(policy, layers, chunks, rank):
+    """What the judge finds by trying out every execution is what `verify` says, with an edge taken away."""
+    graph = forward(layers, 2, rank=rank, policy=policy, chunks=chunks)
+    verdicts = {True: 0, False: 0}
+    for edge in edges(graph):
+        broken = without_edge(graph, *edge)
+        unsafe = fault_of([[broken, broken]]) is not None
+        assert bool(verify(broken)) == unsafe, edge
+        verdicts[unsafe] += 1
+    assert verdicts[True] >= layers
+    assert verdicts[False] >= layers  # those that stream order implies
+
+
+@pytest.mark.parametrize("policy", Policy)
+@pytest.mark.parametrize("chunks", [0, 1, 2, 4])
+def test_collectives_of_all_ranks_are_those_of_their_graphs(policy, chunks):
+    for layers, ranks, depth in [(0, 2, 1), (1, 3, 1), (5, 3, 2), (7, 2, 3), (4, 1, 1)]:
+        plan = stage(layers, ranks, depth)
+        issued = build_collectives(plan, num_blocks=4, chunks=chunks)
+        graphs = group(layers, ranks, depth=depth, policy=policy, chunks=chunks)
+        for one, graph in zip(issued, graphs, strict=True):
+            assert one.broadcasts == graph.broadcasts
+            assert (one.rank, one.ranks) == (graph.rank, graph.ranks)
+            assert one.layout_hash == graph.layout_hash
+        assert tuple(collective_order(issued)) == ()
+
+
+def test_control_collectives_of_other_sizes_or_chunks_differ():
+    plan = stage(3, 2)
+    first, second = build_collectives(plan, num_blocks=4, chunks=2)
+    for num_blocks, chunks in ((5, 2), (4, 1), (4, 0)):
+        other = build_collectives(plan, num_blocks=num_blocks, chunks=chunks)[1]
+        assert tuple(collective_order([first, other]))
+    assert not tuple(collective_order([first, second]))

@@ -4,6 +4,7 @@ import pytest
 
 from kvpp_dag.errors import GraphError
 from kvpp_dag.graph import Graph, Kind, without_edge
+from kvpp_dag.graph.nodes import MAX_BUFFERS, MAX_NUMBER, check_node
 from tests.builders import compute, forward
 from tests.graph.graph_strategies import HOSTILE
 
@@ -88,3 +89,32 @@ def test_without_edge_takes_away_that_edge_and_nothing_else():
     ]
     with pytest.raises(GraphError, match="no edge"):
         without_edge(less, "completion[1]", "attend[1]")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"id": "a b"},
+        {"stream": "#"},
+        {"reads": ("x",) * (MAX_BUFFERS + 1)},
+        {"writes": tuple(f"x[{i}]" for i in range(MAX_BUFFERS + 1))},
+        {"layer": MAX_NUMBER + 1},
+        {"owner": -1},
+        {"slot": MAX_NUMBER + 1},
+        {"bytes": -1},
+        {"after": ("first", "gone")},
+        {"after": ("middle",)},
+    ],
+)
+def test_a_graph_objects_to_a_node_among_others_as_to_the_node_itself(fields):
+    node = compute("middle", after=("first",))
+    most = {"reads": ("x",) * MAX_BUFFERS, "writes": ("y",) * MAX_BUFFERS, "bytes": MAX_NUMBER}
+    around = [compute("first"), replace(node, **most), compute("last", layer=MAX_NUMBER)]
+    Graph(nodes=tuple(around))
+    bad = replace(node, **fields)
+    ids = {"first", bad.id, "last"}
+    with pytest.raises(GraphError) as alone:
+        check_node(bad, ids)
+    with pytest.raises(GraphError) as together:
+        Graph(nodes=(around[0], bad, around[2]))
+    assert str(together.value) == str(alone.value)

@@ -171,9 +171,34 @@ def test_an_unsound_graph_is_refused_before_anything_runs(monkeypatch):
         compile_forwards(small_plan(7, 2), 1, NUM_BLOCKS, Policy.ON_ACQUIRE)
 
 
+@pytest.mark.parametrize("fields", [{"bytes": 1}, {"owner": 1}, {"layer": 2}])
+def test_a_rank_that_would_issue_other_collectives_is_refused(monkeypatch, fields):
+    """A builder that gives one rank another broadcast, and one that foresees that for another rank."""
+
+    def other_graph(*args, **options):
+        graph = build(*args, **options)
+        nodes = [replace(n, **fields) if n.id == "broadcast[1]" else n for n in graph.nodes]
+        return replace(graph, nodes=tuple(nodes))
+
+    def other_collectives(*args, **options):
+        *issued, last = foresee(*args, **options)
+        first, second, *more = last.broadcasts
+        return [*issued, replace(last, broadcasts=(first, replace(second, **fields), *more))]
+
+    build, foresee = compile.build_forward, compile.build_collectives
+    for rank in range(3):
+        compile_forwards(small_plan(5, 3), rank, NUM_BLOCKS, Policy.ON_ACQUIRE)
+        for name, careless in (("build_forward", other_graph), ("build_collectives", other_collectives)):
+            with monkeypatch.context() as patch:
+                patch.setattr(compile, name, careless)
+                patch.setattr(compile, "ensure_sound", lambda graphs: None)
+                with pytest.raises(UnsoundGraphError, match="collective order of ranks"):
+                    compile_forwards(small_plan(5, 3), rank, NUM_BLOCKS, Policy.ON_ACQUIRE)
+
+
 def test_transfers_are_prepared_once_and_allocate_nothing_later(monkeypatch):
-    engine = make_engine(small_plan(LAYERS, 2), LocalGroup(2, timeout=SOON).transport(0))
-    other = make_engine(small_plan(LAYERS, 2), engine.forward._transport.group.transport(1))
+    group = LocalGroup(2, timeout=SOON)
+    engine, other = (make_engine(small_plan(LAYERS, 2), group.transport(rank)) for rank in range(2))
 
     def run_both():
         thread = threading.Thread(target=go_through, args=(other.forward,), daemon=True)
