@@ -31,6 +31,7 @@ class KvppConfig(BaseModel):
     if it is not given.
     `record`: whether forwards are recorded at all, for traces, failures and the log.
     `log_every`: forwards between two lines in the log that say what was sent and waited for; 0 for none.
+    `profiler_ranges`: put hooks, transfers and layers into ranges of torch's profiler and of NVTX.
     `timeout_s`: seconds after which a transfer that a peer has not joined is an error.
     `payload`: what a forward with history sends of each bundle: all blocks, those in use, or the cheaper of the two.
     `policy`: when the next transfer may start: as the hook before attention returns, or the one behind it.
@@ -47,6 +48,7 @@ class KvppConfig(BaseModel):
     trace_forwards: str | None = Field(default=None, pattern=r"^[1-9][0-9]{0,8}:[1-9][0-9]{0,8}$")
     record: bool = True
     log_every: int = Field(default=1000, ge=0)
+    profiler_ranges: bool = False
     timeout_s: float = Field(default=60.0, gt=0, le=86_400)
     payload: Payload = Payload.FULL
     policy: Policy = Policy.ON_ACQUIRE

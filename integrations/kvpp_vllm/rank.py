@@ -145,6 +145,7 @@ class KvppRank:
             timeout=2 * timeout,
             skip_broadcasts=self.config.skip_broadcasts,
             compare_blocks=self.config.verify_transfers,
+            profiled=self.config.profiler_ranges,
         )
         self.transport.agree(self._forward.signature)
         self.trace.start(self._planned(), self._arena.num_blocks)

@@ -11,7 +11,9 @@ from functools import partial
 from typing import Any, cast
 
 from kvpp_dag.graph import COMPUTE_STREAM, Graph, Kind, Op, Program, Step
+from kvpp_dag.graph.names import range_name, wait_name
 from kvpp_dag.runtime.observer import Observer
+from kvpp_dag.runtime.ranges import Range, ranged
 from kvpp_dag.runtime.streams import CpuStream, Event, HostStream, Item, Stream
 from kvpp_dag.runtime.tape import Mark, Stamp, Tape
 
@@ -49,16 +51,21 @@ def bind(
     observer: Observer | None,
     timeout: float,
     first: tuple[Call, ...] = (),
+    profiled: bool = False,
 ) -> BoundProgram:
     """Bind `program` to its own events, the given streams and the transfers by node id.
 
     Two forwards in flight need two bindings, since each owns its events. `timeout` (seconds) bounds a wait
     of the host for a transfer, on streams of the host. `first` are calls with which the first hook begins.
+    `profiled` puts everything into ranges for a profiler.
     """
     tape = observer.tape(program.graph) if observer is not None else None
     binder = _HeldBinder if _can_hold(program, streams) else _Binder
-    bound = binder(streams, transfers, tape, timeout).bind(program)
-    begin = replace(bound.hooks[0], steps=(*first, *bound.hooks[0].steps))
+    bound = binder(streams, transfers, tape, timeout, profiled).bind(program)
+    steps = (*first, *bound.hooks[0].steps)
+    if profiled:
+        steps = (ranged("kvpp.prepare", partial(_run, steps)),)
+    begin = replace(bound.hooks[0], steps=steps)
     return replace(bound, hooks=(begin, *bound.hooks[1:]))
 
 
@@ -80,12 +87,15 @@ class _Binder:
         transfers: Mapping[str, Call],
         tape: Tape | None,
         timeout: float,
+        profiled: bool,
     ) -> None:
         self.streams = streams
         self.compute = streams[COMPUTE_STREAM]
         self.transfers = transfers
         self.tape = tape
         self.timeout = timeout
+        self.profiled = profiled
+        self.open: Range | None = None  # the range of the compute node before the hook
         self.events: dict[str, Any] = {}
         self.steps: list[Call] = []
         self.drain: list[Call] = []
@@ -111,8 +121,13 @@ class _Binder:
         self.steps, self.drain, self.noted, self.latest = [], [], None, None
         if before is not None:
             self._note(Mark.END, before)
+        if self.open is not None:
+            self.steps.append(self.open.stop)
         for step in steps:
             self._step(step)
+        self.open = Range(range_name(after)) if self.profiled and after is not None else None
+        if self.open is not None:
+            self.steps.append(self.open.start)
         if after is not None:
             self._note(Mark.START, after)
         return BoundHook(steps=tuple(self.steps), drain=tuple(self.drain))
@@ -124,12 +139,13 @@ class _Binder:
                 self._launch(step)
             case Op.RECORD if on_compute:
                 self._note(Mark.START, step.node)
-                self._add(self._record_on_compute(step.node))
+                self._add(self._marked(range_name(step.node), self._record_on_compute(step.node)))
             case Op.RECORD:
                 self._record(step)
             case Op.WAIT if on_compute:
                 self._note(Mark.WAIT_START, step.node)
-                self.steps.append(self._wait_on_compute(step.node))  # not again in an abort
+                wait = self._marked(wait_name(step.node), self._wait_on_compute(step.node))
+                self.steps.append(wait)  # not again in an abort
                 self.noted = None
                 self._note(Mark.WAIT_END, step.node)
             case Op.WAIT:
@@ -142,7 +158,7 @@ class _Binder:
         return partial(self.compute.wait, self._event(event, self.compute))
 
     def _launch(self, step: Step) -> None:
-        stream, work = self.streams[step.stream], self.transfers[step.node]
+        stream, work = self.streams[step.stream], self._work(step)
         if self.tape is not None:
             self._add(self.tape.stamp(self.tape.cell(Mark.SUBMITTED, step.node)))
             start, end = self._stamp(step, Mark.START), self._stamp(step, Mark.END)
@@ -158,6 +174,13 @@ class _Binder:
     def _wait(self, step: Step) -> None:
         stream = self.streams[step.stream]
         self._add(partial(stream.wait, self._event(step.node, stream)))
+
+    def _work(self, step: Step) -> Call:
+        return self._marked(range_name(step.node), self.transfers[step.node])
+
+    def _marked(self, name: str, call: Call) -> Call:
+        """`call`, in a range of that name where a profiler is to see it."""
+        return ranged(name, call) if self.profiled else call
 
     def _stamp(self, step: Step, mark: Mark) -> Stamp:
         """A stamp of the step's own stream."""
@@ -212,7 +235,7 @@ class _HeldBinder(_Binder):
         return partial(self._event(event, self.compute).take, self.timeout)
 
     def _launch(self, step: Step) -> None:
-        work = self.transfers[step.node]
+        work = self._work(step)
         if self.tape is None:
             self._hold(step, work)
         else:
@@ -233,6 +256,11 @@ class _HeldBinder(_Binder):
 
     def _hold(self, step: Step, *items: Item) -> None:
         self.items.setdefault(step.stream, []).extend(items)
+
+
+def _run(steps: tuple[Call, ...]) -> None:
+    for step in steps:
+        step()
 
 
 def _run_noted(start: Stamp, work: Call, end: Stamp) -> None:

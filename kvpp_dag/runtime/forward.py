@@ -39,7 +39,8 @@ class ForwardPass:
     none is given, which on an accelerator would block the host. `observer` is given a tape of each forward.
     `costs` must be equal on all ranks. `skip_broadcasts` leaves every transfer out but keeps the events: the
     control that shows whether an output depends on the transfers. `timeout` (seconds) bounds an abort.
-    `compare_blocks` makes the ranks compare which blocks they send, and not only how many.
+    `compare_blocks` makes the ranks compare which blocks they send, and not only how many. `profiled` puts
+    hooks, transfers and layers into ranges for a profiler; see `runtime.ranges`.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class ForwardPass:
         timeout: float = 60.0,
         skip_broadcasts: bool = False,
         compare_blocks: bool = False,
+        profiled: bool = False,
     ) -> None:
         self.plan = arena.plan
         self.rank = arena.rank
@@ -99,6 +101,7 @@ class ForwardPass:
             observer=observer,
             timeout=timeout,
             skip_broadcasts=skip_broadcasts,
+            profiled=profiled,
         )
         self.graphs = self._programs.graphs
         self._program = self._programs.of(NOTHING, 0)

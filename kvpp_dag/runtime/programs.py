@@ -36,6 +36,7 @@ class Programs:
         observer: Observer | None,
         timeout: float,
         skip_broadcasts: bool,
+        profiled: bool,
     ) -> None:
         """Compile, verify and bind; `chooser` is None where only whole bundles are sent.
 
@@ -62,6 +63,7 @@ class Programs:
                     observer=observer,
                     timeout=timeout,
                     first=compare if kind is not NOTHING else (),
+                    profiled=profiled,
                 )
                 if bound.tape is not None:
                     packed = kind[0] is Way.PACKED
