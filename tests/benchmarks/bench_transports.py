@@ -62,7 +62,7 @@ def _row(way: str, against: str, mib: int, durations: dict[str, list[float]]) ->
         "baseline": _rate(mib, durations[against]),
         "ratio": round(ratio, 3),
         "spread": [round(low, 3), round(high, 3)],
-        "bar": bar,
+        "bar": None if bar is None else f"ratio >= {bar:g}",
         "holds": None if bar is None else ratio >= bar,
     }
 

@@ -19,6 +19,9 @@ from tests.benchmarks.rows import Row, check_row
 FAMILIES = ("schedulers", "hotpath", "transports", "payload", "growth", "vllm")
 """The modules `bench_NAME`, each with `rows(quick) -> list[Row]`."""
 
+WIDTH = 150
+"""Columns that a table needs."""
+
 PATIENCE = 1800.0
 """Seconds that a rank's process may take, which measures where a test only checks."""
 
@@ -33,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     runtime_support.PATIENCE = PATIENCE
     console = Console()
+    console.width = max(console.width, WIDTH)
     found: dict[str, list[Row]] = {}
     failed = []
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
@@ -76,8 +80,9 @@ MARKS = {True: "yes", False: "no", None: ""}
 def table(family: str, rows: Sequence[Row]) -> Table:
     """The rows of a family for a terminal."""
     found = Table(title=family)
-    for heading in HEADINGS:
-        found.add_column(heading, overflow="fold", justify="left" if heading == "name" else "right")
+    found.add_column("name", overflow="fold", min_width=60)
+    for heading in HEADINGS[1:]:
+        found.add_column(heading, overflow="fold", justify="right")
     for row in rows:
         found.add_row(*cells(row), style="red" if row["holds"] is False else None)
     return found

@@ -8,6 +8,7 @@ What was cached before is lost: give each phase prompts of its own.
 import ctypes
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker import utils
@@ -15,7 +16,8 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from kvpp_dag.runtime import ForwardPass
+from kvpp_dag.runtime import programs
+from kvpp_dag.runtime.packing import Packing
 from kvpp_vllm.history import has_history
 from kvpp_vllm.rank import KvppRank
 from kvpp_vllm.worker import KvppCPUWorker
@@ -47,7 +49,8 @@ def apply() -> None:
     CPUModelRunner._zero_block_ids = GPUModelRunner._zero_block_ids
     for phase in PHASES:
         setattr(CPUWorker, phase, _enter(phase))
-    ForwardPass._transfer_of = _transfer_of
+    programs.send_bundle = _send_bundle
+    _carry_nothing_of_chunks()
     _let_the_owner_be_first()
     _journal()
 
@@ -81,20 +84,32 @@ def _enter(phase: str) -> Any:
     return enter
 
 
-def _transfer_of(self: ForwardPass, arena: Any, node: str, ordinal: int, skip: bool) -> Any:
-    """`ForwardPass._transfer_of`, whose transfer looks at the phase."""
-    owner = self.plan.owners[ordinal]
+def _send_bundle(transport: Any, arena: Any, ordinal: int) -> Any:
+    """`programs.send_bundle`, whose transfer looks at the phase."""
+    owner = arena.plan.owners[ordinal]
     sends = dict.fromkeys(("phase_nothing_sent", "phase_main_sent", "phase_indexer_sent"), _nothing)
-    for component in self.plan.bundles[ordinal].spec.components:
+    for component in arena.plan.bundles[ordinal].spec.components:
         phase = "phase_indexer_sent" if "indexer" in component.name else "phase_main_sent"
         view = arena.component(ordinal, component.name).view(-1)
-        sends[phase] = self._transport.prepare(view, owner)
-    whole = self._transport.prepare(arena.cache(ordinal), owner)
+        sends[phase] = transport.prepare(view, owner)
+    whole = transport.prepare(arena.cache(ordinal), owner)
 
     def send() -> None:
         sends.get(Now.phase, whole)()
 
-    return _nothing if skip else send
+    return send
+
+
+def _carry_nothing_of_chunks() -> None:
+    """Let chunks and runs of blocks look at the phase too, as far as whether anything is sent."""
+    for name in ("send", "send_runs"):
+        stock = getattr(Packing, name)
+
+        def send(self: Packing, *chunk: int, stock: Any = stock) -> None:
+            if Now.phase != "phase_nothing_sent":
+                stock(self, *chunk)
+
+        setattr(Packing, name, send)
 
 
 def _nothing() -> None:
@@ -112,13 +127,16 @@ def _let_the_owner_be_first() -> None:
     def update_states(self: Any, scheduler_output: Any) -> Any:
         first = Now.phase == "phase_owner_first" and ranks and ranks[0].rank == 0
         if first and scheduler_output.total_num_scheduled_tokens > 0:
-            begin(ranks[0], history=has_history(scheduler_output))
-            ranks[0]._running()._transfer.synchronize(60)
+            nothing = np.zeros(0, dtype=np.int64)
+            begin(ranks[0], history=has_history(scheduler_output), used=nothing, fresh=nothing)
+            events = {event.name: event for event in ranks[0]._running()._program.events}
+            if "completion[0]" in events:
+                events["completion[0]"].synchronize(60)
         return stock_update(self, scheduler_output)
 
-    def begin_unless_begun(self: KvppRank, *, history: bool) -> None:
+    def begin_unless_begun(self: KvppRank, **arguments: Any) -> None:
         if not self._running().active:
-            begin(self, history=history)
+            begin(self, **arguments)
 
     KvppRank.start, KvppRank.begin = started, begin_unless_begun
     GPUModelRunner._update_states = update_states
@@ -139,9 +157,9 @@ def _journal() -> None:
         JOURNAL.append(("zeroed", len(block_ids)))
         zero(self, block_ids)
 
-    def began(self: KvppRank, *, history: bool) -> None:
+    def began(self: KvppRank, *, history: bool, **more: Any) -> None:
         JOURNAL.append(("began", history))
-        begin(self, history=history)
+        begin(self, history=history, **more)
 
     utils.KVBlockZeroer.zero_block_ids, KvppRank.begin = zero_block_ids, began
     KvppCPUWorker.execute_model = execute_model
