@@ -99,7 +99,9 @@ async def test_kernels_and_streams_must_fit_the_graph(streams):
     run = Executor(streams).run
     with pytest.raises(ConfigError, match="Node 'l' has no kernel"):
         await run(DIAMOND, {name: k for name, k in kernels.items() if name != "l"})
-    with pytest.raises(ConfigError, match="kernel 'ghost' belongs to no compute, broadcast or copy node"):
+    with pytest.raises(
+        ConfigError, match="kernel 'ghost' belongs to no compute, broadcast or copy node"
+    ):
         await run(DIAMOND, kernels | {"ghost": print})
     with pytest.raises(ConfigError, match="'r' runs on stream 'c'; this executor has: a, b"):
         await Executor({name: streams[name] for name in "ab"}).run(DIAMOND, kernels)
