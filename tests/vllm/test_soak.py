@@ -4,12 +4,13 @@ import pytest
 
 from tests.support.checkpoints import write_mtp_checkpoint
 from tests.support.workload import Outcome, Workload, off_on_control, random_requests
-from tests.vllm.test_matrix_mtp import LAYERS, MTP
+from tests.vllm.test_matrix_mtp import LAYERS
 from tests.vllm.test_matrix_scheduling import RESTORE, SCHEDULING
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500)]
 
 REQUESTS = 200
+MTP = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
 
 
 @pytest.fixture(scope="module")
