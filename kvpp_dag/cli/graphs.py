@@ -41,6 +41,7 @@ def graph(
     blocks: Annotated[int, typer.Option(help="Blocks of 16 tokens.")] = 1024,
     policy: Annotated[Policy, typer.Option(help="When the next transfer starts.")] = Policy.ON_ACQUIRE,
     depth: Annotated[int, typer.Option(help="Prefetch depth.")] = 1,
+    chunks: Annotated[int, typer.Option(help="Chunks a layer is packed into; 0: sent in place.")] = 0,
     history: Annotated[bool, typer.Option("--history/--no-history", help="Any computed tokens?")] = True,
     form: Annotated[Format, typer.Option("--format", help="How to write it.")] = Format.TEXT,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="A new file.")] = None,
@@ -53,7 +54,12 @@ def graph(
     specs = preset_stages(load_preset(preset))[0] if preset else _uniform(layers or 0)
     plan = plan_stage(specs, ranks=tp, depth=depth)
     built = build_forward(
-        plan, rank=rank, num_blocks=16 * blocks if preset else blocks, history=history, policy=policy
+        plan,
+        rank=rank,
+        num_blocks=16 * blocks if preset else blocks,
+        history=history,
+        policy=policy,
+        chunks=chunks,
     )
     text = _FORMS[form](built)
     if output is None:

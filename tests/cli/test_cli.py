@@ -96,6 +96,13 @@ def test_graph_of_a_preset():
     assert "broadcast[77] owner=7 slot=2" in done.stdout
 
 
+def test_graph_of_packed_blocks_is_sound(tmp_path):
+    path = tmp_path / "packed.txt"
+    kvpp_dag("graph", "--layers", 3, "--tp", 2, "--chunks", 2, "-o", path)
+    assert "unpack.1[2] kind=copy stream=copy" in path.read_text()
+    assert kvpp_dag("verify", path).returncode == 0
+
+
 def test_a_sound_dump_passes(dump):
     done = kvpp_dag("verify", dump)
     assert (done.returncode, done.stderr) == (0, "")

@@ -70,6 +70,8 @@ class Result:
     guards_intact: bool
     bytes_sent: int
     broadcasts_sent: int
+    fresh_seen: set[int]
+    """Bytes that a receiver found in fresh blocks of forwards with history, before it wrote them."""
 
 
 def run_steps(
@@ -108,20 +110,23 @@ def run_steps(
         skip_broadcasts=skip_broadcasts,
         compare_blocks=True,
     )
-    outputs = []
+    outputs: list[str] = []
+    seen: set[int] = set()
     for token, step in enumerate(steps):
         if fail is not None and fail[1] == token:
             try:
-                _run(forward, arena, token, step, forget, fail[2] if fail[0] == arena.rank else None)
+                fail_at = fail[2] if fail[0] == arena.rank else None
+                _run(forward, arena, token, step, forget, fail_at, seen)
             except ArithmeticError as error:
                 forward.abort(error)
-        outputs.append(_run(forward, arena, token, step, forget, None))
+        outputs.append(_run(forward, arena, token, step, forget, None, seen))
     return Result(
         outputs=outputs,
         owned={b.ordinal: as_bytes(arena.cache(b.ordinal)) for b in plan.owned(arena.rank)},
         guards_intact=memory.guards_intact(),
         bytes_sent=forward.bytes_sent,
         broadcasts_sent=forward.broadcasts_sent,
+        fresh_seen=seen,
     )
 
 
@@ -132,6 +137,7 @@ def _run(
     step: Step,
     forget: int | None,
     fail_at: int | None,
+    seen: set[int],
 ) -> str:
     _poison(arena)
     told = torch.tensor(step.used, dtype=torch.int64).numpy()
@@ -147,6 +153,9 @@ def _run(
         if bundle.ordinal == fail_at:
             raise ArithmeticError(f"compute {bundle.ordinal} fell over")
         views = [arena.component(bundle.ordinal, c.name) for c in bundle.spec.components]
+        if step.used and arena.plan.owners[bundle.ordinal] != arena.rank:
+            for view in views:
+                seen.update(view[step.fresh].unique().tolist())
         history = b"".join(as_bytes(view[step.used]) for view in views)
         x = hashlib.sha256(x + history).digest()
         for view in views:

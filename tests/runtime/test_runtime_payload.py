@@ -11,7 +11,7 @@ from kvpp_dag.plan import plan_stage
 from kvpp_dag.runtime import Arena, Costs, CpuStream, ForwardPass, HostStream, LocalGroup, Payload
 from kvpp_dag.runtime.payload import FULL, RUNS, Way, WayChooser, blocks_in_use
 from kvpp_dag.trace import Recorder
-from tests.runtime.paged import NUM_BLOCKS, WAYS, Step, make_steps, run_steps
+from tests.runtime.paged import NUM_BLOCKS, POISON, WAYS, Step, make_steps, run_steps
 from tests.runtime_support import run_group, small_specs
 
 LAYERS = 5
@@ -82,6 +82,15 @@ def test_control_a_block_that_is_not_listed_is_not_sent(way):
             assert (ours == right) is (len(step.used) <= 1) or not step.used
             if len(step.used) > 1:
                 break
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_fresh_blocks_read_as_zeros_where_they_are_received(way):
+    """What was there is poison, as the control shows, in which nothing is sent, unpacked or cleared."""
+    for rank in served("local", 2, LAYERS, STEPS, costs=WAYS[way]):
+        assert rank.fresh_seen == {0}
+    control = served("local", 2, LAYERS, STEPS, costs=WAYS[way], skip_broadcasts=True)
+    assert POISON in control[0].fresh_seen
 
 
 def test_control_nothing_sent():
