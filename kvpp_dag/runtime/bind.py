@@ -218,6 +218,9 @@ class _HeldBinder(_Binder):
     def bind(self, program: Program) -> BoundProgram:
         """As for other streams, with a hand-over to each worker in front of the first hook."""
         self.items: dict[str, list[Item]] = {}
+        self.ends: dict[
+            str, int
+        ] = {}  # by stream, the cell of the end of a transfer that nothing has followed
         bound = super().bind(program)
         workers = {name: cast("CpuStream", self.streams[name]) for name in self.items}
         calls = tuple(partial(workers[name].hold, tuple(items)) for name, items in self.items.items())
@@ -243,12 +246,20 @@ class _HeldBinder(_Binder):
                 self._note(Mark.SUBMITTED, step.node)
             else:  # the worker may go on to it once the ready event before it has been settled
                 self.tape.alias(Mark.SUBMITTED, step.node, self.latest)
-            self._hold(step, self._stamp(step, Mark.START), work, self._stamp(step, Mark.END))
+            start = self._stamp(step, Mark.START)
+            end_cell = self.tape.cell(Mark.END, step.node)
+            end = self.streams[step.stream].stamp(self.tape, end_cell)
+            self._hold(step, start, work, end)
+            self.ends[step.stream] = end_cell
 
     def _record(self, step: Step) -> None:
         event = self._event(step.node, self.streams[step.stream])
         if self.tape is not None:
-            self._hold(step, self._stamp(step, Mark.START))
+            end = self.ends.get(step.stream)
+            if end is None:
+                self._hold(step, self._stamp(step, Mark.START))
+            else:  # the event is reached when the transfer before it has ended
+                self.tape.alias(Mark.START, step.node, end)
         self._hold(step, event)
 
     def _wait(self, step: Step) -> None:
@@ -256,6 +267,7 @@ class _HeldBinder(_Binder):
 
     def _hold(self, step: Step, *items: Item) -> None:
         self.items.setdefault(step.stream, []).extend(items)
+        self.ends.pop(step.stream, None)
 
 
 def _run(steps: tuple[Call, ...]) -> None:

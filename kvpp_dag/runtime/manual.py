@@ -37,7 +37,7 @@ class ManualStream:
 
     def stamp(self, tape: Tape, cell: int) -> Stamp:
         """Notes the tape's clock, when it is stepped over."""
-        return tape.stamp(cell)
+        return tape.line_stamp(self.name, cell)
 
     def step(self) -> bool:
         """Run the next item; False if there is none or it waits for an event not reached yet."""

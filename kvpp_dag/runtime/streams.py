@@ -168,7 +168,7 @@ class HostStream:
 
     def stamp(self, tape: Tape, cell: int) -> Stamp:
         """Notes the host's clock."""
-        return tape.stamp(cell)
+        return tape.line_stamp(self.name, cell)
 
     def synchronize(self, timeout: float) -> None:
         """Nothing is ever outstanding."""
@@ -215,7 +215,7 @@ class CpuStream:
 
     def stamp(self, tape: Tape, cell: int) -> Stamp:
         """Notes the host's clock, when the worker gets to it."""
-        return tape.stamp(cell)
+        return tape.line_stamp(self.name, cell)
 
     def synchronize(self, timeout: float) -> None:
         """Block until the worker is idle. Raises its error, or TransferError after `timeout` s."""

@@ -15,6 +15,10 @@ Stamp = Callable[[], object]
 """Notes the time in a cell when it is called."""
 
 
+Taken = tuple[list[int], tuple[list[int], ...]]
+"""Times by cell, and those of each line of stamps."""
+
+
 class Mark(StrEnum):
     """What a cell's time is of: a node handed to its stream, started or ended, or a wait for an event."""
 
@@ -55,6 +59,7 @@ class Tape:
         self.shared = {} if shared is None else shared
         self.cells: dict[tuple[Mark, str], int] = {}
         self.times: list[int] = []
+        self._lines: dict[str, _Line] = {}
         self.device: DeviceTimes | None = None
         self.blocks = 0
         self._blank: list[int] = []
@@ -70,8 +75,20 @@ class Tape:
         """Let a mark share a cell with one that is noted at the same moment."""
         self.cells[mark, node] = cell
 
+    def line_stamp(self, stream: str, cell: int) -> Stamp:
+        """A call that notes the clock in `cell`, of a host stream whose stamps are called in the order of these.
+
+        All stamps of a stream are one and the same call, which adds to a list: what runs every layer stays in
+        the processor's cache. They may stop anywhere, but none may be left out between two others.
+        """
+        if stream not in self._lines:
+            self._lines[stream] = _Line(self.clock)
+        line = self._lines[stream]
+        line.cells.append(cell)
+        return line.note
+
     def stamp(self, cell: int) -> Stamp:
-        """A call that notes the clock in `cell`."""
+        """A call that notes the clock in `cell`, whatever else is noted."""
         times, clock = self.times, self.clock
 
         def note() -> None:
@@ -82,9 +99,37 @@ class Tape:
     def clear(self) -> None:
         """Forget all times, before the program runs again."""
         self.times[:] = self._blank
+        for line in self._lines.values():
+            line.times.clear()
 
-    def read(self) -> list[int]:
-        """A copy of the times, with those of the device; it must have passed the program's end."""
+    def take(self) -> Taken:
+        """A copy of what was noted, to be resolved later; a device must have passed the program's end."""
         if self.device is not None:
             self.device.read(self.times)
-        return self.times.copy()
+        return self.peek()
+
+    def peek(self) -> Taken:
+        """The same of a forward in flight: what the host has noted so far."""
+        return self.times.copy(), tuple(line.times.copy() for line in self._lines.values())
+
+    def resolve(self, taken: Taken) -> list[int]:
+        """The times by cell of what was taken."""
+        times = taken[0].copy()
+        for line, noted in zip(self._lines.values(), taken[1], strict=True):
+            for cell, at in zip(line.cells, noted, strict=False):
+                times[cell] = at
+        return times
+
+
+class _Line:
+    """The stamps of one host stream: their cells, in order, and the times noted so far."""
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self.cells: list[int] = []
+        self.times: list[int] = []
+        append = self.times.append
+
+        def note() -> None:
+            append(clock())
+
+        self.note: Stamp = note

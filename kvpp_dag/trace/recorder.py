@@ -9,7 +9,7 @@ from typing import Any
 from kvpp_dag.graph import Graph, Kind
 from kvpp_dag.graph.nodes import EVENTS
 from kvpp_dag.plan.stage import ceil_div
-from kvpp_dag.runtime.tape import Mark, Tape
+from kvpp_dag.runtime.tape import Mark, Taken, Tape
 from kvpp_dag.trace.records import ForwardRecord, Span
 
 KEEP = 64
@@ -91,18 +91,18 @@ class _Entry:
     sent_blocks: int | None
     ended: int = 0
     error: str | None = None
-    times: list[int] | None = None
+    taken: Taken | None = None
 
     def settle(self) -> None:
         """Take the times off the tape."""
-        if self.times is None:
-            self.times = self.tape.read()
+        if self.taken is None:
+            self.taken = self.tape.take()
 
     def record(self) -> ForwardRecord:
         """What is known so far; a forward of a device has to be over."""
         if self.ended:
             self.settle()
-        times = self.tape.times.copy() if self.times is None else self.times
+        times = self.tape.resolve(self.tape.peek() if self.taken is None else self.taken)
         graph = _as_sent(self.tape.graph, self.tape.blocks, self.sent_blocks)
         marks: dict[Mark, dict[str, int]] = {mark: {} for mark in Mark}
         for (mark, node), cell in self.tape.cells.items():
