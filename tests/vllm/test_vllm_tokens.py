@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from kvpp_dag.graph import from_json, from_text, verify_group
+from kvpp_dag.trace import analyze
 from kvpp_dag.trace.files import read_dump
+from kvpp_dag.trace.recording import read_recordings
 from tests.support.vllm_cpu import EngineResult, EngineSpec, run_engine
 from tests.vllm.conftest import LAYERS
 
@@ -112,14 +114,25 @@ def test_dumps_of_both_ranks_are_sound_and_agree(on, trace_dir):
 
 
 def test_traces_show_every_broadcast_with_its_arrow(on, trace_dir):
-    for rank, path in enumerate(on.rpc["kvpp_write_trace"]):
-        assert Path(path).parent == trace_dir
-        events = json.loads(Path(path).read_text())["traceEvents"]
+    for rank in (0, 1):
+        events = json.loads((trace_dir / f"trace.stage0.rank{rank}.json").read_text())["traceEvents"]
         assert {event["pid"] for event in events} == {rank}
         broadcasts = [e for e in events if e["ph"] == "X" and e["cat"] == "broadcast"]
         arrows = [e for e in events if e["ph"] == "f"]
         assert len(broadcasts) == on.rpc["kvpp_stats"][rank]["broadcasts"]
         assert len(arrows) == len(broadcasts)
+
+
+def test_recordings_say_what_was_sent_and_what_the_batches_needed(on, trace_dir):
+    assert [Path(path).parent for path in on.rpc["kvpp_write_trace"]] == [trace_dir, trace_dir]
+    recordings = read_recordings(trace_dir)
+    assert [recording.rank for recording in recordings] == [0, 1]
+    for recording, analysed in zip(recordings, analyze(recordings), strict=True):
+        stats = on.rpc["kvpp_stats"][recording.rank]
+        assert len(recording.forwards) == stats["forwards"]
+        assert sum(forward.bytes for forward in analysed) == stats["bytes_broadcast"]
+        needed = [f.needed_blocks for f in recording.forwards if f.graph.history]
+        assert all(0 < blocks < recording.num_blocks for blocks in needed)
 
 
 def test_off_is_the_default_and_leaves_no_trace_of_kvpp(off):
