@@ -17,6 +17,9 @@ SETTINGS = {
     ),
 }
 
+BY_DEFAULT = "four process groups"
+"""The one of these in every run: what is chosen without settings, `test_vllm_tokens.py` runs too, with its control."""
+
 
 def finished(checkpoint, prompts, additional_config) -> EngineResult:
     result = run_engine(
@@ -37,7 +40,13 @@ def off(checkpoint, prompts) -> EngineResult:
     return finished(checkpoint, prompts, {})
 
 
-@pytest.mark.parametrize(("settings", "line"), SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        pytest.param(*case, id=name, marks=() if name == BY_DEFAULT else pytest.mark.matrix)
+        for name, case in SETTINGS.items()
+    ],
+)
 def test_every_transport_gives_the_tokens_of_kvpp_off(checkpoint, prompts, off, settings, line):
     on = finished(checkpoint, prompts, {"enable_kvpp": True, "kvpp": settings})
     assert on.tokens == off.tokens
@@ -45,6 +54,7 @@ def test_every_transport_gives_the_tokens_of_kvpp_off(checkpoint, prompts, off, 
     assert on.log.count(f"KVPP sends {line}") == 2
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("transport", ["shared_memory", "process_group"])
 def test_without_broadcasts_every_request_differs(checkpoint, prompts, off, transport):
     """The control: what the transports carry is what makes the tokens right."""
