@@ -34,12 +34,14 @@ class Ledger:
     """Kernels that note the order in which they ran; some fail, some wait for a gate."""
 
     def __init__(self, graph, *, failing=(), gates=None):
+        self.started = []
         self.ran = []
         self.failing = failing
         self.gates = gates or {}
         self.kernels = {n.id: lambda n=n.id: self._run(n) for n in graph.nodes}
 
     def _run(self, name):
+        self.started.append(name)
         if name in self.gates:
             assert self.gates[name].wait(SOON)
         self.ran.append(name)

@@ -142,7 +142,7 @@ async def test_a_failure_before_a_cancellation_is_its_cause(streams):
     gate = threading.Event()
     ledger = Ledger(graph, failing={"bad"}, gates={"slow": gate})
     task = asyncio.create_task(Executor(streams).run(graph, ledger.kernels))
-    while ledger.ran != ["bad"]:
+    while ledger.ran != ["bad"] or "slow" not in ledger.started:
         await asyncio.sleep(0.001)
     task.cancel()
     await asyncio.sleep(0.02)
