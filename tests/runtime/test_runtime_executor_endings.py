@@ -211,7 +211,8 @@ async def test_the_first_failure_is_the_cause_of_a_later_timeout(streams, gate):
 async def test_cancelling_a_run_that_is_stuck_ends_at_its_timeout(streams, gate):
     ledger = Ledger(DIAMOND, gates={"top": gate})
     task = asyncio.create_task(Executor(streams).run(DIAMOND, ledger.kernels, timeout=0.3))
-    await asyncio.sleep(0.05)
+    while "top" not in ledger.started:
+        await asyncio.sleep(0.001)
     task.cancel()
     with pytest.raises(RunCancelledError) as caught:
         await task
