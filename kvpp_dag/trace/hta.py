@@ -20,6 +20,7 @@ from kvpp_dag.graph import Kind, Node
 from kvpp_dag.graph.names import range_name
 from kvpp_dag.graph.nodes import EVENTS
 from kvpp_dag.trace.chrome import TraceEvent, process_of, tracks_of
+from kvpp_dag.trace.critical import end_of
 from kvpp_dag.trace.records import ForwardRecord, Recording
 
 _HOST = 0  # the track of the host; streams are tracks 1, 2, ...
@@ -65,17 +66,12 @@ def _events(recording: Recording, origin: int) -> Iterator[TraceEvent]:
     ended = origin
     for record in recording.forwards:
         ended = max([ended, record.ended, *(span.end for span in record.spans.values())])
-        yield _step(pid, record.number, record.began, _end_of(record), origin)
+        yield _step(pid, record.number, record.began, end_of(record), origin)
         for node in record.graph.nodes:
             if node.kind not in EVENTS and node.id in record.spans:
                 yield from _kernel(pid, tracks[node.stream], record, node, next(correlations), origin)
     last = max(record.number for record in recording.forwards)
     yield _step(pid, last + 1, ended + 1, ended + 1, origin)
-
-
-def _end_of(record: ForwardRecord) -> int:
-    """The end of a forward, or of what has run of one that is in flight."""
-    return record.ended or max([record.began, *(span.end for span in record.spans.values())])
 
 
 def _step(pid: int, number: int, start: int, end: int, origin: int) -> TraceEvent:

@@ -11,6 +11,7 @@ from html import escape
 
 from kvpp_dag.graph import Graph, Kind, Node
 from kvpp_dag.graph.dot import critical_nodes
+from kvpp_dag.graph.nodes import EVENTS
 
 _CHARACTER = 7.3  # width of a character of 12 px monospace text
 _PAD = 20  # of a box: room for the mark of the critical path on the left, and some air
@@ -137,7 +138,7 @@ def _curve(a: _Box, b: _Box) -> str:
 
 
 def _node(node: Node, box: _Box, *, critical: bool) -> str:
-    event = node.kind in (Kind.READY, Kind.COMPLETION)
+    event = node.kind in EVENTS
     style = "event" if event else "broadcast" if node.kind is Kind.BROADCAST else "compute"
     marked = " critical" if critical else ""
     x, y = round(box.x), round(box.y)
