@@ -104,7 +104,7 @@ class Packing:
         for rows in self._rows:
             nbytes = (stop - start) * rows.shape[1] * rows.element_size()
             packed = half[offset : offset + nbytes].view(rows.dtype).view(stop - start, rows.shape[1])
-            rows.index_copy_(0, ids, packed)
+            _put_rows(rows, ids, packed)
             offset += nbytes
 
     def send_runs(self) -> None:
@@ -137,6 +137,14 @@ class Packing:
         width = gcd(8, *(view.shape[1] for view in views))
         dtype = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width]
         return [view.view(dtype) for view in views]
+
+
+def _put_rows(rows: torch.Tensor, ids: torch.Tensor, packed: torch.Tensor) -> None:
+    """Copy the rows of `packed` to the rows `ids`."""
+    if rows.device.type == "cpu":  # numpy does it two to three times as fast as torch, without the interpreter lock too
+        rows.numpy()[ids.numpy()] = packed.numpy()
+    else:
+        rows.index_copy_(0, ids, packed)
 
 
 def run_calls(graph: Graph, transport: Transport, arena: Arena, lists: BlockLists) -> dict[str, Call]:
