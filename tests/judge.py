@@ -2,7 +2,8 @@
 
 Nothing of `kvpp_dag.graph.order` or `kvpp_dag.graph.verify` is used. Streams are queues: the head of a
 queue may start once everything in its `after` has ended, and ends at some later moment. Buffers hold a
-tag (layer, forward) that says whose content they have. A broadcast brings the layer that its owner sends,
+tag (layer, forward, piece) that says whose content they have; the transfers of a layer carry its pieces in the order
+in which they are listed. A broadcast brings the layer that its owner sends,
 if the owner is among the ranks given; an owner's own buffers get nothing. One that names another slot than
 it writes contradicts itself, and both readings are tried. All reachable states are visited; the first state
 that shows a fault ends the search. Where something is about to run that touches no buffer and no peer, nothing
@@ -18,16 +19,17 @@ mean the same.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 
 import networkx as nx
 
 from kvpp_dag.graph import Graph, Kind, Node
 
-Tag = tuple[int | None, int]
+Tag = tuple[int | None, int, int | None]
 _State = tuple[tuple[int, ...], tuple[Tag | None, ...]]
 TRANSFERS = (Kind.BROADCAST, Kind.COPY)
 """Nodes that must not outlast their forward."""
-NOTHING: Tag = (None, -1)
+NOTHING: Tag = (None, -1, None)
 """The content of a buffer that waited for bytes which nobody sent."""
 
 
@@ -40,6 +42,7 @@ class _Task:
     place: int
     owned: bool
     by_slot: bool
+    piece: int | None = None
     before: list["_Task"] = field(default_factory=list)
     collective: int | None = None
 
@@ -108,6 +111,10 @@ class _World:
                     started.append(task)
                 self.queues[queue].append(task)
                 by_id[node.id] = task
+            for (what, _), transfers in groupby(sorted(by_id.values(), key=_sort), key=_sort):
+                if what in ("send", "pack", "unpack"):
+                    for piece, task in enumerate(transfers):
+                        task.piece = piece
             for task in by_id.values():
                 task.before = [by_id[name] for name in task.node.after]
             self.tasks += by_id.values()
@@ -210,9 +217,11 @@ class _World:
         if layer is None:
             return None
         if buffer.startswith(("scratch[", "staging[")):
-            right = tag == (layer, now)
+            right = tag is not None and tag[:2] == (layer, now)
+            if buffer.startswith("staging["):
+                right = right and (tag[2] == task.piece or None in (tag[2], task.piece))
         elif self.exact and task.node.kind is Kind.BROADCAST:
-            right = tag == ((layer, now - 1) if now else None)
+            right = (tag and tag[:2]) == ((layer, now - 1) if now else None)
         else:
             right = tag is None or tag[0] == layer
         return None if right else f"content: {task.node.id} finds {tag} in {buffer}"
@@ -229,11 +238,19 @@ class _World:
     def _content(self, task: _Task) -> Tag:
         """What a task writes. A broadcast brings what its owner sends, if that rank is given."""
         if task.collective is None:
-            return task.node.layer, task.forward
+            return task.node.layer, task.forward, task.piece
         owner = next((p for p in self._peers(task) if p is not None and p.owned), None)
         if task.owned or (owner is not None and not owner.reads):
             return NOTHING
-        return (owner or task).node.layer, task.forward
+        return (owner or task).node.layer, task.forward, (owner or task).piece
+
+
+def _sort(task: _Task) -> tuple[str, str]:
+    """What a task does for its layer."""
+    kind, layer = task.node.kind, str(task.node.layer)
+    if kind is Kind.COPY:
+        return "pack" if task.node.slot is None else "unpack", layer
+    return "send" if kind is Kind.BROADCAST else "else", layer
 
 
 def _conflict(a: _Task | Node, b: _Task | Node) -> bool:

@@ -6,7 +6,7 @@ of collectives. A graph built by hand is held to the same rules as a compiled on
 """
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -68,12 +68,28 @@ class _Labelled:
         for i, node in enumerate(self.nodes):
             for buffer in dict.fromkeys((*node.reads, *node.writes)):
                 self.accesses[buffer].append((i, buffer in node.writes))
+        self.pieces = [piece for graph in graphs for piece in _pieces(graph)]
 
     def forward(self, i: int) -> int:
         return int(i >= self.first_length)
 
     def name(self, i: int) -> str:
         return self.nodes[i].id + (" of the next forward" if self.forward(i) else "")
+
+
+def _pieces(graph: Graph) -> Iterator[int | None]:
+    """Which piece of its layer each transfer carries, as the runtime counts them: in the order of the graph.
+
+    A copy that names a slot unpacks, and one that names none packs.
+    """
+    counts: Counter[tuple[int | None, Kind, bool]] = Counter()
+    for node in graph.nodes:
+        if node.kind in (Kind.BROADCAST, Kind.COPY):
+            what = (node.layer, node.kind, node.kind is Kind.COPY and node.slot is None)
+            yield counts[what]
+            counts[what] += 1
+        else:
+            yield None
 
 
 def _findings(graphs: tuple[Graph, ...]) -> tuple[Finding, ...]:
@@ -190,7 +206,7 @@ def _race(forwards: _Labelled, buffer: str, i: int, j: int) -> Finding:
 
 
 def _contents(forwards: _Labelled, order: Order) -> Iterator[Finding]:
-    """Reads that would find another layer's data, or in scratch another forward's.
+    """Reads that would find another layer's data, in scratch another forward's, in staging another piece.
 
     Needs a graph without races: only then is there one last writer before every read. As the writers of a buffer
     are then ordered, those before a read are the first few of them.
@@ -223,6 +239,9 @@ def _content_problem(forwards: _Labelled, buffer: str, j: int, last: int | None)
         return f"but {forwards.name(last)} wrote it last"
     if is_scratch and forwards.forward(last) != forwards.forward(j):
         return f"but the last to write it was {forwards.name(last)} one forward earlier"
+    if buffer.startswith(STAGING) and None not in (forwards.pieces[last], forwards.pieces[j]):
+        if forwards.pieces[last] != forwards.pieces[j]:
+            return f"but {forwards.name(last)}, which wrote it last, carries another piece of the layer"
     return None
 
 

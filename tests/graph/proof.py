@@ -83,7 +83,7 @@ class Sizes:
 
 
 TINY = Sizes(
-    layers=(2,), depths=(1, 2), ranks=(2,), groups=((2, 2),), packed=((2, 1),), random_graphs=40
+    layers=(2,), depths=(1, 2), ranks=(2,), groups=((2, 2),), packed=((2, 1), (1, 2)), random_graphs=40
 )
 SMALL = Sizes(
     layers=(1, 2, 3, 4),

@@ -1,11 +1,12 @@
 """`verify` rejects every mutant that some execution breaks, and no other; and would be caught if it did not."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 
 from kvpp_dag.graph import Graph, Kind, Node, Policy, order, verify, verify_group
-from tests.builders import group
+from tests.builders import forward, group
 from tests.graph.mutants import in_other_places, renamed, slot_changes, transfer_swaps, transfers
 from tests.graph.proof import LARGE, SMALL, TINY, prove
 from tests.graph.proof_counts import table
@@ -62,6 +63,11 @@ def content_of_any_layer(forwards, buffer, j, last, problem=RULES._content_probl
     return None if found and "wrote it last" in found else found
 
 
+def content_of_any_piece(forwards, buffer, j, last, problem=RULES._content_problem):
+    found = problem(forwards, buffer, j, last)
+    return None if found and "another piece" in found else found
+
+
 def edges_only(forwards):
     """No stream order: rejects what is safe."""
     result = []
@@ -79,6 +85,7 @@ SABOTAGED = {
     "no content": (RULES, "_contents", no_findings),
     "content of any forward": (RULES, "_content_problem", content_of_any_forward),
     "content of any layer": (RULES, "_content_problem", content_of_any_layer),
+    "content of any piece": (RULES, "_content_problem", content_of_any_piece),
     "no waiters": (RULES, "_unjoined", no_findings),
     "no order of collectives on a rank": (RULES, "_unordered_collectives", no_findings),
     "no order of collectives between ranks": (RULES, "collective_order", no_findings),
@@ -96,6 +103,16 @@ def test_a_verifier_that_lacks_a_rule_disagrees_with_the_judge(rule, monkeypatch
     too_strict = rule == "no stream order"
     assert any(count.rejected > count.unsafe for count in counts) == too_strict
     assert any(count.rejected < count.unsafe for count in counts) != too_strict
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_a_piece_that_is_unpacked_from_the_half_of_another_is_rejected(policy):
+    graph = forward(1, rank=1, policy=policy, chunks=2)
+    nodes = [replace(n, reads=("staging[0]",)) if n.id == "unpack.1[0]" else n for n in graph.nodes]
+    findings = verify(replace(graph, nodes=tuple(nodes)))
+    assert {finding.nodes for finding in findings} == {("broadcast.0[0]", "unpack.1[0]")}
+    assert "broadcast.0[0], which wrote it last, carries another piece" in findings[0].message
+    assert verify(graph) == ()
 
 
 @pytest.mark.parametrize("policy", Policy)

@@ -115,7 +115,7 @@ def test_a_broadcast_brings_what_its_owner_sends():
     right = changed(send, "broadcast[0]", layer=0)
     assert fault_of([[right], [receive]]) is None
     assert fault_of([[receive]]) is None
-    assert fault_of([[send], [receive]]).startswith("content: attend[0] finds (1, 0)")
+    assert fault_of([[send], [receive]]).startswith("content: attend[0] finds (1, 0, 0)")
     nothing = changed(right, "broadcast[0]", reads=())
     assert fault_of([[nothing], [receive]]).startswith("content")
 
