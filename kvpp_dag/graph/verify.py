@@ -239,9 +239,9 @@ def _content_problem(forwards: _Labelled, buffer: str, j: int, last: int | None)
         return f"but {forwards.name(last)} wrote it last"
     if is_scratch and forwards.forward(last) != forwards.forward(j):
         return f"but the last to write it was {forwards.name(last)} one forward earlier"
-    if buffer.startswith(STAGING) and None not in (forwards.pieces[last], forwards.pieces[j]):
-        if forwards.pieces[last] != forwards.pieces[j]:
-            return f"but {forwards.name(last)}, which wrote it last, carries another piece of the layer"
+    pieces = {forwards.pieces[last], forwards.pieces[j]} - {None}
+    if buffer.startswith(STAGING) and len(pieces) > 1:
+        return f"but {forwards.name(last)}, which wrote it last, carries another piece of the layer"
     return None
 
 
