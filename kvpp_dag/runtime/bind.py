@@ -99,7 +99,8 @@ class _Binder:
         self.events: dict[str, Any] = {}
         self.steps: list[Call] = []
         self.drain: list[Call] = []
-        # Cells of the compute stream's stamps: one that nothing has followed yet, and the last one of the hook.
+        # Cells of the compute stream's stamps: one whose stamp is put off until something follows it, so that
+        # marks that fall together share it, and the last one of the hook.
         self.noted: int | None = None
         self.latest: int | None = None
 
@@ -122,14 +123,20 @@ class _Binder:
         if before is not None:
             self._note(Mark.END, before)
         if self.open is not None:
+            self._flush()
             self.steps.append(self.open.stop)
         for step in steps:
             self._step(step)
         self.open = Range(range_name(after)) if self.profiled and after is not None else None
         if self.open is not None:
+            self._flush()
             self.steps.append(self.open.start)
-        if after is not None:
-            self._note(Mark.START, after)
+        if after is not None and self.tape is not None:
+            if self.latest is not None and steps and steps[-1].stream == COMPUTE_STREAM:
+                self.tape.alias(Mark.START, after, self.latest)  # the event takes the stream no time
+            else:
+                self._note(Mark.START, after)
+        self._flush()
         return BoundHook(steps=tuple(self.steps), drain=tuple(self.drain))
 
     def _step(self, step: Step) -> None:
@@ -139,23 +146,24 @@ class _Binder:
                 self._launch(step)
             case Op.RECORD if on_compute:
                 self._note(Mark.START, step.node)
-                self._add(self._marked(range_name(step.node), self._record_on_compute(step.node)))
+                self._record_on_compute(step)
             case Op.RECORD:
                 self._record(step)
             case Op.WAIT if on_compute:
                 self._note(Mark.WAIT_START, step.node)
-                wait = self._marked(wait_name(step.node), self._wait_on_compute(step.node))
-                self.steps.append(wait)  # not again in an abort
-                self.noted = None
-                self._note(Mark.WAIT_END, step.node)
+                self._wait_on_compute(step)
             case Op.WAIT:
                 self._wait(step)
 
-    def _record_on_compute(self, event: str) -> Call:
-        return partial(self.compute.record, self._event(event, self.compute))
+    def _record_on_compute(self, step: Step) -> None:
+        record = partial(self.compute.record, self._event(step.node, self.compute))
+        self._add(self._marked(range_name(step.node), record))
 
-    def _wait_on_compute(self, event: str) -> Call:
-        return partial(self.compute.wait, self._event(event, self.compute))
+    def _wait_on_compute(self, step: Step) -> None:
+        wait = partial(self.compute.wait, self._event(step.node, self.compute))
+        self._flush()
+        self.steps.append(self._marked(wait_name(step.node), wait))  # not again in an abort
+        self._note(Mark.WAIT_END, step.node)
 
     def _launch(self, step: Step) -> None:
         stream, work = self.streams[step.stream], self._work(step)
@@ -191,16 +199,21 @@ class _Binder:
         """Note the compute stream's time, once where several marks fall together."""
         if self.tape is None:
             return
-        if self.noted is not None:
+        if self.noted is None:
+            self.latest = self.noted = self.tape.cell(mark, node)
+        else:
             self.tape.alias(mark, node, self.noted)
-            return
-        self.latest = self.noted = self.tape.cell(mark, node)
-        self.steps.append(self.compute.stamp(self.tape, self.noted))
+
+    def _flush(self) -> None:
+        """Make the stamp that was put off."""
+        if self.tape is not None and self.noted is not None:
+            self.steps.append(self.compute.stamp(self.tape, self.noted))
+        self.noted = None
 
     def _add(self, call: Call) -> None:
+        self._flush()
         self.steps.append(call)
         self.drain.append(call)
-        self.noted = None
 
     def _event(self, name: str, stream: Stream[Any]) -> Any:
         if name not in self.events:
@@ -230,12 +243,24 @@ class _HeldBinder(_Binder):
             reset()
         return replace(bound, hooks=(begin, *bound.hooks[1:]), rearm=rearm)
 
-    def _record_on_compute(self, event: str) -> Call:
-        settle: Call = self._event(event, self.compute).settle
-        return settle
+    def _record_on_compute(self, step: Step) -> None:
+        ready = self._event(step.node, self.compute)
+        settle: Call = ready.settle
+        self.drain.append(settle)
+        if self.tape is not None and self.noted is not None:
+            settle = partial(ready.settle_noted, self.tape.line(self.compute.name, self.noted))
+            self.noted = None
+        self.steps.append(self._marked(range_name(step.node), settle))
 
-    def _wait_on_compute(self, event: str) -> Call:
-        return partial(self._event(event, self.compute).take, self.timeout)
+    def _wait_on_compute(self, step: Step) -> None:
+        event = self._event(step.node, self.compute)
+        wait: Call = partial(event.take, self.timeout)
+        if self.tape is not None and self.noted is not None:
+            self.latest = self.tape.cell(Mark.WAIT_END, step.node)
+            line = self.tape.line(self.compute.name, self.noted, self.latest)
+            wait = partial(event.take_noted, self.timeout, line)
+            self.noted = None
+        self.steps.append(self._marked(wait_name(step.node), wait))  # not again in an abort
 
     def _launch(self, step: Step) -> None:
         work = self._work(step)

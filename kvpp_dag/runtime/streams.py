@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Protocol, TypeVar
 
 from kvpp_dag.errors import TransferError
-from kvpp_dag.runtime.tape import Stamp, Tape
+from kvpp_dag.runtime.tape import Line, Stamp, Tape
 
 Work = Callable[[], object]
 
@@ -101,6 +101,28 @@ class HostEvent:
             raise self._late(timeout)
         if self.error is not None:
             raise self.error
+
+    def settle_noted(self, line: Line) -> None:
+        """As `settle` without an error, with a stamp before it."""
+        line.append(line.clock())
+        self.error = None
+        if self._lock.locked():
+            self._lock.release()
+
+    def take_noted(self, timeout: float, line: Line) -> None:
+        """As `take`, with stamps where the wait begins and ends.
+
+        Most waits find their point reached and take no time: then one look at the clock, after that was seen,
+        serves for both.
+        """
+        reached = self._lock.acquire(blocking=False)
+        now = line.clock()
+        line.append(now)
+        if not (reached or self._lock.acquire(timeout=timeout)):
+            raise self._late(timeout)
+        if self.error is not None:
+            raise self.error
+        line.append(now if reached else line.clock())
 
     def synchronize(self, timeout: float) -> None:
         """Block the host; raises as every event does."""

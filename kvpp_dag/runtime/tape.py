@@ -39,6 +39,26 @@ class DeviceTimes(Protocol):
         """Put what the device has measured into its cells, in nanoseconds of the tape's clock."""
 
 
+class Line:
+    """The stamps of one host stream: their cells, in order, and the times noted so far.
+
+    Where a stamp would be a call of its own, `append(clock())` is what it does.
+    """
+
+    __slots__ = ("append", "cells", "clock", "note", "times")
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self.cells: list[int] = []
+        self.times: list[int] = []
+        self.clock = clock
+        self.append = append = self.times.append
+
+        def note() -> None:
+            append(clock())
+
+        self.note: Stamp = note
+
+
 class Tape:
     """The times of one binding of `graph`; 0 where nothing was noted.
 
@@ -59,7 +79,7 @@ class Tape:
         self.shared = {} if shared is None else shared
         self.cells: dict[tuple[Mark, str], int] = {}
         self.times: list[int] = []
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, Line] = {}
         self.device: DeviceTimes | None = None
         self.blocks = 0
         self._blank: list[int] = []
@@ -75,17 +95,24 @@ class Tape:
         """Let a mark share a cell with one that is noted at the same moment."""
         self.cells[mark, node] = cell
 
+    def line(self, stream: str, *cells: int) -> Line:
+        """The line of a host stream, to which the times of `cells` are added after those of the cells before.
+
+        They may stop anywhere, but none may be left out between two others.
+        """
+        if stream not in self._lines:
+            self._lines[stream] = Line(self.clock)
+        line = self._lines[stream]
+        line.cells.extend(cells)
+        return line
+
     def line_stamp(self, stream: str, cell: int) -> Stamp:
         """A call that notes the clock in `cell`, of a host stream whose stamps are called in the order of these.
 
         All stamps of a stream are one and the same call, which adds to a list: what runs every layer stays in
-        the processor's cache. They may stop anywhere, but none may be left out between two others.
+        the processor's cache.
         """
-        if stream not in self._lines:
-            self._lines[stream] = _Line(self.clock)
-        line = self._lines[stream]
-        line.cells.append(cell)
-        return line.note
+        return self.line(stream, cell).note
 
     def stamp(self, cell: int) -> Stamp:
         """A call that notes the clock in `cell`, whatever else is noted."""
@@ -119,17 +146,3 @@ class Tape:
             for cell, at in zip(line.cells, noted, strict=False):
                 times[cell] = at
         return times
-
-
-class _Line:
-    """The stamps of one host stream: their cells, in order, and the times noted so far."""
-
-    def __init__(self, clock: Callable[[], int]) -> None:
-        self.cells: list[int] = []
-        self.times: list[int] = []
-        append = self.times.append
-
-        def note() -> None:
-            append(clock())
-
-        self.note: Stamp = note

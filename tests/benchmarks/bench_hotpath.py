@@ -41,7 +41,7 @@ def rows(quick: bool) -> list[Row]:
     for layers, ranks in SIZES:
         found.append(_bookkeeping_row(layers, ranks, forwards=20 if quick else 100))
         found += _hook_rows(layers, ranks, forwards=8 if quick else 40)
-        found.append(_begin_row(layers, ranks, forwards=50 if quick else 200))
+        found += _begin_rows(layers, ranks, forwards=50 if quick else 200)
         found.append(_recording_row(layers, ranks, forwards=8 if quick else 40))
     for (layers, ranks), chunks in product(SIZES, ((), CHUNKS)):
         found.append(_verify_row(layers, ranks, chunks, every=max(ranks // 4, 1) if quick else 1))
@@ -101,20 +101,21 @@ def _hook_rows(layers: int, ranks: int, forwards: int) -> Iterator[Row]:
             )
 
 
-def _begin_row(layers: int, ranks: int, forwards: int) -> Row:
-    """`begin` of one forward after the other, against the wake of a thread, of which it makes one."""
-    sleeper, begins, wakes = Sleeper(), [], []
+def _begin_rows(layers: int, ranks: int, forwards: int) -> Iterator[Row]:
+    """`begin` of one forward after the other, against the wake of a thread, of which it makes one; and without it."""
+    sleeper, begins, awake, wakes = Sleeper(), [], [], []
     with Rank(make_plan(layers, ranks)) as rank:
         for number in range(forwards + 1):
-            begin, wake = rank.timed_begin(), sleeper.timed_wake(nothing)
+            turn = rank.timed_begin(), rank.timed_begin_awake(), sleeper.timed_wake(nothing)
             if number:
-                begins.append(begin)
-                wakes.append(wake)
-    name = f"begin, cached, against waking a sleeping thread, {layers} layers x {ranks} ranks"
-    found = _row(name, begins, US, "us", most=5.0)
+                begins.append(turn[0])
+                awake.append(turn[1])
+                wakes.append(turn[2])
+    size = f"{layers} layers x {ranks} ranks"
     wake = percentile(wakes, 50)
-    ratio = percentile(begins, 50) / wake
-    return found | {"baseline": rounded(wake / US), "ratio": rounded(ratio)}
+    found = _row(f"begin, cached, against waking a sleeping thread, {size}", begins, US, "us", most=5.0)
+    yield found | {"baseline": rounded(wake / US), "ratio": rounded(percentile(begins, 50) / wake)}
+    yield _row(f"begin, cached, of a worker that is awake, {size}", awake, US, "us")
 
 
 def _bookkeeping_row(layers: int, ranks: int, forwards: int) -> Row:

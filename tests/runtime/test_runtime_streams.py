@@ -1,11 +1,13 @@
 """Streams and events: order, waiting, errors, timeouts, and stepping by hand."""
 
 import threading
+from itertools import count
 
 import pytest
 
 from kvpp_dag.errors import TransferError
 from kvpp_dag.runtime import CpuStream, HostEvent, HostStream, ManualStream
+from kvpp_dag.runtime.tape import Line
 
 SOON = 20.0
 """Seconds that a test waits for what must happen."""
@@ -210,3 +212,27 @@ def test_manual_stream_skips_after_an_error_and_passes_it_on():
         with pytest.raises(ArithmeticError, match="no luck"):
             stream.synchronize(SOON)
     assert ran == []
+
+
+def test_a_wait_that_finds_its_event_reached_takes_no_time_and_others_do():
+    line, event = Line(count(1).__next__), HostEvent()
+    event.settle()
+    event.take_noted(SOON, line)
+    assert line.times == [1, 1]
+    timer = threading.Timer(0.05, event.settle)
+    timer.start()
+    event.take_noted(SOON, line)
+    assert line.times == [1, 1, 2, 3]
+    event.settle(ValueError("the transfer failed"))
+    with pytest.raises(ValueError, match="the transfer failed"):
+        event.take_noted(SOON, line)
+    assert line.times == [1, 1, 2, 3, 4]  # the wait began, and never ended
+
+
+def test_a_noted_settle_is_noted_before_anybody_can_see_it():
+    seen = []
+    event = HostEvent()
+    event.reset()
+    line = Line(lambda: seen.append(event.query()) or 7)
+    event.settle_noted(line)
+    assert (line.times, seen, event.query()) == ([7], [False], True)
