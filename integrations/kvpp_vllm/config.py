@@ -50,7 +50,7 @@ class KvppConfig(BaseModel):
     log_every: int = Field(default=1000, ge=0)
     profiler_ranges: bool = False
     timeout_s: float = Field(default=60.0, gt=0, le=86_400)
-    payload: Payload = Payload.FULL
+    payload: Payload = Payload.AUTO
     policy: Policy = Policy.ON_ACQUIRE
     depth: int = Field(default=1, ge=1, le=8)
     ownership: Ownership = Ownership.COUNT

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpp_vllm.demo.engine import engine_arguments
-from tests.support.vllm_cpu import EngineSpec, restore_scheduling
+from tests.support.vllm_cpu import EngineSpec, restore_scheduling, with_known_payload
 
 
 def main(spec_path: Path, result_path: Path) -> None:
@@ -32,7 +32,9 @@ def run(spec: EngineSpec, result: dict[str, Any]) -> None:
 
     restore_scheduling(spec.restore)
     arguments = (
-        engine_arguments(Path(spec.model), ranks=spec.ranks) | {"disable_log_stats": False} | spec.engine
+        engine_arguments(Path(spec.model), ranks=spec.ranks)
+        | {"disable_log_stats": False}
+        | with_known_payload(spec.engine)
     )
     llm = LLM(**arguments)
     result["num_blocks"] = llm.llm_engine.vllm_config.cache_config.num_gpu_blocks

@@ -125,6 +125,18 @@ def restore_scheduling(features: Sequence[str]) -> None:
     CpuPlatform.check_and_update_config = staticmethod(check_and_update_config)
 
 
+def with_known_payload(engine: dict[str, Any]) -> dict[str, Any]:
+    """`engine` with whole bundles sent where it has KVPP on and says nothing: then a test knows what has to be sent.
+
+    KVPP_TEST_PAYLOAD replaces `full`, to run tests of anything else with another payload.
+    """
+    additional = engine.get("additional_config", {})
+    if not additional.get("enable_kvpp"):
+        return engine
+    settings = {"payload": os.environ.get("KVPP_TEST_PAYLOAD", "full")} | additional.get("kvpp", {})
+    return engine | {"additional_config": additional | {"kvpp": settings}}
+
+
 def start_in_own_group(
     command: Sequence[str], ranks: int, extra: dict[str, str], log: Any
 ) -> subprocess.Popen[bytes]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpp_vllm.demo.engine import engine_arguments
-from tests.support.vllm_cpu import restore_scheduling
+from tests.support.vllm_cpu import restore_scheduling, with_known_payload
 from tests.support.workload import SEPARATOR
 
 
@@ -26,7 +26,7 @@ def run(workload: dict[str, Any]) -> dict[str, Any]:
 
     print(SEPARATOR, end="", flush=True)
     arguments = engine_arguments(Path(workload["model"]), ranks=workload["workers"])
-    llm = LLM(**(arguments | {"disable_log_stats": False} | workload["engine"]))
+    llm = LLM(**(arguments | {"disable_log_stats": False} | with_known_payload(workload["engine"])))
     try:
         if workload["before"]:
             llm.collective_rpc(pkgutil.resolve_name(workload["before"]))
