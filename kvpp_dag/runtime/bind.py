@@ -257,7 +257,7 @@ class _HeldBinder(_Binder):
         wait: Call = partial(event.take, self.timeout)
         if self.tape is not None and self.noted is not None:
             self.latest = self.tape.cell(Mark.WAIT_END, step.node)
-            line = self.tape.line(self.compute.name, self.noted, self.latest)
+            line = self.tape.line(self.compute.name, (self.noted, self.latest))
             wait = partial(event.take_noted, self.timeout, line)
             self.noted = None
         self.steps.append(self._marked(wait_name(step.node), wait))  # not again in an abort

@@ -110,19 +110,22 @@ class HostEvent:
             self._lock.release()
 
     def take_noted(self, timeout: float, line: Line) -> None:
-        """As `take`, with stamps where the wait begins and ends.
+        """As `take`, and notes the wait as `Line` says.
 
         Most waits find their point reached and take no time: then one look at the clock, after that was seen,
-        serves for both.
+        serves for both ends.
         """
-        reached = self._lock.acquire(blocking=False)
+        reached = self._lock.acquire(False)  # by position: keywords take longer
         now = line.clock()
-        line.append(now)
+        if reached and self.error is None:
+            line.append(now)
+            return
+        line.append(-now)
         if not (reached or self._lock.acquire(timeout=timeout)):
             raise self._late(timeout)
         if self.error is not None:
             raise self.error
-        line.append(now if reached else line.clock())
+        line.append(line.clock())
 
     def synchronize(self, timeout: float) -> None:
         """Block the host; raises as every event does."""

@@ -42,13 +42,14 @@ class DeviceTimes(Protocol):
 class Line:
     """The stamps of one host stream: their cells, in order, and the times noted so far.
 
-    Where a stamp would be a call of its own, `append(clock())` is what it does.
+    Where a stamp would be a call of its own, `append(clock())` is what it does. A pair of cells are the ends of a
+    wait: one time is noted if it took none, else its start, negated, and then its end.
     """
 
     __slots__ = ("append", "cells", "clock", "note", "times")
 
     def __init__(self, clock: Callable[[], int]) -> None:
-        self.cells: list[int] = []
+        self.cells: list[int | tuple[int, int]] = []
         self.times: list[int] = []
         self.clock = clock
         self.append = append = self.times.append
@@ -95,15 +96,15 @@ class Tape:
         """Let a mark share a cell with one that is noted at the same moment."""
         self.cells[mark, node] = cell
 
-    def line(self, stream: str, *cells: int) -> Line:
-        """The line of a host stream, to which the times of `cells` are added after those of the cells before.
+    def line(self, stream: str, cell: int | tuple[int, int]) -> Line:
+        """The line of a host stream, to which the times of `cell` are added after those of the cells before.
 
         They may stop anywhere, but none may be left out between two others.
         """
         if stream not in self._lines:
             self._lines[stream] = Line(self.clock)
         line = self._lines[stream]
-        line.cells.extend(cells)
+        line.cells.append(cell)
         return line
 
     def line_stamp(self, stream: str, cell: int) -> Stamp:
@@ -143,6 +144,12 @@ class Tape:
         """The times by cell of what was taken."""
         times = taken[0].copy()
         for line, noted in zip(self._lines.values(), taken[1], strict=True):
-            for cell, at in zip(line.cells, noted, strict=False):
-                times[cell] = at
+            rest = iter(noted)
+            for cell, at in zip(line.cells, rest, strict=False):
+                if isinstance(cell, int):
+                    times[cell] = at
+                else:
+                    start, end = cell
+                    times[start] = abs(at)
+                    times[end] = at if at > 0 else next(rest, 0)
         return times

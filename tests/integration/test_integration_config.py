@@ -18,7 +18,7 @@ def test_what_is_chosen_without_a_word():
     assert config.ownership is Ownership.COUNT
     assert config.transport is TransportKind.AUTO
     assert config.process_groups == 2
-    assert (config.payload, config.policy, config.depth) == (Payload.FULL, Policy.ON_ACQUIRE, 1)
+    assert (config.payload, config.policy, config.depth) == (Payload.AUTO, Policy.ON_ACQUIRE, 1)
 
 
 @pytest.mark.parametrize("payload", list(Payload))
