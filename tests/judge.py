@@ -111,7 +111,7 @@ class _World:
                     started.append(task)
                 self.queues[queue].append(task)
                 by_id[node.id] = task
-            for (what, _), transfers in groupby(sorted(by_id.values(), key=_sort), key=_sort):
+            for (what, _), transfers in groupby(sorted(by_id.values(), key=_role), key=_role):
                 if what in ("send", "pack", "unpack"):
                     for piece, task in enumerate(transfers):
                         task.piece = piece
@@ -245,7 +245,7 @@ class _World:
         return (owner or task).node.layer, task.forward, (owner or task).piece
 
 
-def _sort(task: _Task) -> tuple[str, str]:
+def _role(task: _Task) -> tuple[str, str]:
     """What a task does for its layer."""
     kind, layer = task.node.kind, str(task.node.layer)
     if kind is Kind.COPY:

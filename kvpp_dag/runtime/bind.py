@@ -231,9 +231,8 @@ class _HeldBinder(_Binder):
     def bind(self, program: Program) -> BoundProgram:
         """As for other streams, with a hand-over to each worker in front of the first hook."""
         self.items: dict[str, list[Item]] = {}
-        self.ends: dict[
-            str, int
-        ] = {}  # by stream, the cell of the end of a transfer that nothing has followed
+        # By stream, the cell of the end of a transfer that nothing has followed.
+        self.ends: dict[str, int] = {}
         bound = super().bind(program)
         workers = {name: cast("CpuStream", self.streams[name]) for name in self.items}
         calls = tuple(partial(workers[name].hold, tuple(items)) for name, items in self.items.items())
