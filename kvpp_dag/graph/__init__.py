@@ -7,7 +7,7 @@ free of races and deadlocks, `lower` turns it into the flat program that the run
 from kvpp_dag.graph.build import build_collectives, build_forward
 from kvpp_dag.graph.dot import to_dot
 from kvpp_dag.graph.json import from_json, to_json, to_networkx
-from kvpp_dag.graph.lower import Op, Program, Step, lower
+from kvpp_dag.graph.lower import Program, Step, Wait, lower
 from kvpp_dag.graph.nodes import (
     COMPUTE_STREAM,
     COPY_STREAM,
@@ -32,10 +32,10 @@ __all__ = [
     "Graph",
     "Kind",
     "Node",
-    "Op",
     "Policy",
     "Program",
     "Step",
+    "Wait",
     "build_collectives",
     "build_forward",
     "ensure_sound",

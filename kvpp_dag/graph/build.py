@@ -8,6 +8,7 @@ from kvpp_dag.errors import GraphError
 from kvpp_dag.graph.nodes import (
     COMPUTE_STREAM,
     COPY_STREAM,
+    SCRATCH,
     STAGING,
     TRANSFER_STREAM,
     Collectives,
@@ -84,6 +85,8 @@ class _Builder:
         self.chunks = chunks
         self.layers = len(plan.bundles)
         self.bytes = [bundle.bytes_per_block * num_blocks for bundle in plan.bundles]
+        self.slots = [plan.slot(i) for i in range(self.layers)]
+        self.scratch = [f"{SCRATCH}{slot}]" for slot in range(plan.slots)]
         self.stream = COPY_STREAM if chunks > 1 else TRANSFER_STREAM
 
     def without_history(self, rank: int) -> list[Node]:
@@ -117,12 +120,17 @@ class _Builder:
     def _transfer(self, i: int, owned: bool) -> list[Node]:
         """From the ready event to the completion event of ordinal `i`."""
         before = i - self.plan.slots  # the last reader of the slot that this layer takes
-        after = (f"attend[{before}]",) if before >= 0 else ()
-        ready = _event(f"ready[{i}]", i, COMPUTE_STREAM, after, kind=Kind.READY)
-        return [ready, *(self._packed(i, owned) if self.chunks else self._in_place(i, owned))]
+        ready = Node(
+            id=f"ready[{i}]",
+            kind=Kind.READY,
+            stream=COMPUTE_STREAM,
+            after=(f"attend[{before}]",) if before >= 0 else (),
+            layer=i,
+        )
+        return [ready, *(self._packed(i, owned) if self.chunks else self._in_place(i, owned, ready.id))]
 
-    def _in_place(self, i: int, owned: bool) -> list[Node]:
-        name, ready, cache = f"broadcast[{i}]", f"ready[{i}]", self._cache(i, owned)
+    def _in_place(self, i: int, owned: bool, ready: str) -> tuple[Node, Node]:
+        name, cache = f"broadcast[{i}]", self._cache(i, owned)
         broadcast = Node(
             id=name,
             kind=Kind.BROADCAST,
@@ -132,10 +140,10 @@ class _Builder:
             writes=() if owned else cache,
             layer=i,
             owner=self.plan.owners[i],
-            slot=self.plan.slot(i),
+            slot=self.slots[i],
             bytes=self.bytes[i],
         )
-        return [broadcast, _event(f"completion[{i}]", i, TRANSFER_STREAM, (name,))]
+        return broadcast, _completion(f"completion[{i}]", i, TRANSFER_STREAM, (name,))
 
     def _packed(self, i: int, owned: bool) -> list[Node]:
         """Pack, broadcast and unpack of each chunk; a half is packed again when it has been unpacked."""
@@ -145,7 +153,7 @@ class _Builder:
             if c + 1 < self.chunks:
                 nodes += self._pack(i, c + 1, owned)
             nodes.append(self._unpack(i, c, owned))
-        return [*nodes, _event(f"completion[{i}]", i, self.stream, (nodes[-1].id,))]
+        return [*nodes, _completion(f"completion[{i}]", i, self.stream, (nodes[-1].id,))]
 
     def _pack(self, i: int, c: int, owned: bool) -> list[Node]:
         """The owner gathers blocks; the others have nothing to do, but a half that is free."""
@@ -181,7 +189,7 @@ class _Builder:
             kind=Kind.COPY,
             stream=self.stream,
             layer=i,
-            slot=self.plan.slot(i),
+            slot=self.slots[i],
             after=(self._passed("broadcast", "arrived", i, c),),
             reads=() if owned else self._half(i, c),
             writes=() if owned else self._cache(i, owned),
@@ -191,7 +199,7 @@ class _Builder:
         """The event by which the other stream learns that `node` is over, if copies have their own stream."""
         if self.stream == TRANSFER_STREAM:
             return []
-        return [_event(self._name(label, i, c), i, node.stream, (node.id,))]
+        return [_completion(self._name(label, i, c), i, node.stream, (node.id,))]
 
     def _passed(self, node: str, event: str, i: int, c: int) -> str:
         """What to come after where the other stream may have to wait: the node itself on one stream."""
@@ -212,13 +220,11 @@ class _Builder:
 
     def _cache(self, i: int, owned: bool) -> tuple[str]:
         """The buffer that holds the cache of ordinal `i`."""
-        return (f"persistent[{i}]",) if owned else (f"scratch[{self.plan.slot(i)}]",)
+        return (f"persistent[{i}]",) if owned else (self.scratch[self.slots[i]],)
 
 
-def _event(
-    node_id: str, i: int, stream: str, after: tuple[str, ...], *, kind: Kind = Kind.COMPLETION
-) -> Node:
-    return Node(id=node_id, kind=kind, stream=stream, after=after, layer=i)
+def _completion(node_id: str, i: int, stream: str, after: tuple[str, ...]) -> Node:
+    return Node(id=node_id, kind=Kind.COMPLETION, stream=stream, after=after, layer=i)
 
 
 def _compute(

@@ -5,29 +5,24 @@ An engine owns the compute nodes and calls a hook around each: `begin` before th
 compute nodes become the steps of the hook between them.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 
 from kvpp_dag.errors import GraphError
 from kvpp_dag.graph.nodes import COMPUTE_STREAM, EVENTS, Graph, Kind, Node
 from kvpp_dag.graph.order import Cycle, order_of
 
 
-class Op(StrEnum):
-    """What a step does: record an event, make a stream wait for one, or launch a transfer."""
-
-    RECORD = "record"
-    WAIT = "wait"
-    LAUNCH = "launch"
-
-
 @dataclass(frozen=True, kw_only=True)
-class Step:
-    """One step on `stream`. `node` is the event recorded or waited for, or the broadcast or copy."""
+class Wait:
+    """`stream` waits for the event of that id, which another stream records."""
 
-    op: Op
     stream: str
-    node: str
+    event: str
+
+
+Step = Node | Wait
+"""A wait, or a node of the graph: an event to record, a broadcast or copy to launch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,18 +56,16 @@ def lower(graph: Graph) -> Program:
     """
     layers = _check_shape(graph)
     hooks = _Hooks(begin=[], acquire=[[] for _ in range(layers)], release=[[] for _ in range(layers)])
-    waits = _Waits(graph)
     pending: list[Step] = []
-    for node in graph.nodes:
-        for event in waits.needed(node):
-            pending.append(Step(op=Op.WAIT, stream=node.stream, node=event))
-        if node.kind in EVENTS:
-            pending.append(Step(op=Op.RECORD, stream=node.stream, node=node.id))
-        elif node.kind in (Kind.BROADCAST, Kind.COPY):
-            pending.append(Step(op=Op.LAUNCH, stream=node.stream, node=node.id))
-        else:
+    computing = Kind.COMPUTE
+    for node, events in zip(graph.nodes, _needed_waits(graph), strict=True):
+        if events:
+            pending += [Wait(stream=node.stream, event=event) for event in events]
+        if node.kind is computing:
             hooks.before(node).extend(pending)
             pending = []
+        else:
+            pending.append(node)
     return Program(
         graph=graph,
         begin=tuple(hooks.begin),
@@ -97,7 +90,8 @@ class _Hooks:
 
 def _check_shape(graph: Graph) -> int:
     """Return the number of layers, or raise GraphError if the hooks cannot drive the graph."""
-    compute = [node for node in graph.nodes if node.kind is Kind.COMPUTE]
+    computing = Kind.COMPUTE
+    compute = [node for node in graph.nodes if node.kind is computing]
     layers = len(compute) // 2
     expected: list[tuple[str, int | None]] = [("prologue", None)]
     for i in range(layers):
@@ -114,48 +108,40 @@ def _check_shape(graph: Graph) -> int:
     return layers
 
 
-class _Waits:
-    """Which events a node's stream still has to wait for, given what it knows to be finished.
+def _needed_waits(graph: Graph) -> Iterator[list[str]]:
+    """Of each node, the events that its stream still has to wait for, given what it knows to be finished.
 
-    Sets of nodes are bits, by issue position. As every wait that is needed is made, what a stream knows at a
-    node is all that runs before it.
+    The latest comes first, so that it can imply the others. Sets of nodes are bits, by issue position. As every
+    wait that is needed is made, what a stream knows at a node is all that runs before it.
     """
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.known: dict[str, int] = {}
-        self.before: list[int] = []
-
-    def needed(self, node: Node) -> list[str]:
-        """Event ids to wait for before `node`, the latest first so that it can imply the others.
-
-        To be asked for every node, in issue order.
-        """
-        position, place = self.graph.position, len(self.before)
-        known = self.known.get(node.stream, 0)
+    position, nodes = graph.position, graph.nodes
+    known_on: dict[str, int] = {}
+    before: list[int] = []
+    for place, node in enumerate(nodes):
+        known = known_on.get(node.stream, 0)
         events = []
         for name in reversed(node.after):
             i = position[name]
             if i > place:
-                raise GraphError(self._issued_later(node, name))
+                raise GraphError(_issued_later(graph, node, name))
             if known >> i & 1:
                 continue
-            other = self.graph.nodes[i]
-            if other.kind not in EVENTS:
+            if nodes[i].kind not in EVENTS:
                 raise GraphError(
                     f"{node.id} on stream {node.stream!r} comes after {name} on stream "
-                    f"{other.stream!r}; record an event after {name} and wait for that."
+                    f"{nodes[i].stream!r}; record an event after {name} and wait for that."
                 )
             events.append(name)
-            known |= self.before[i] | 1 << i
-        self.before.append(known)
-        self.known[node.stream] = known | 1 << place
-        return events
+            known |= before[i] | 1 << i
+        before.append(known)
+        known_on[node.stream] = known | 1 << place
+        yield events
 
-    def _issued_later(self, node: Node, name: str) -> str:
-        if isinstance(order_of((self.graph,)), Cycle):
-            return "The graph has a cycle and cannot be lowered; verify names it."
-        return (
-            f"{node.id} comes after {name}, which is issued later, so its wait would find nothing recorded yet; "
-            "list predecessors first."
-        )
+
+def _issued_later(graph: Graph, node: Node, name: str) -> str:
+    if isinstance(order_of((graph,)), Cycle):
+        return "The graph has a cycle and cannot be lowered; verify names it."
+    return (
+        f"{node.id} comes after {name}, which is issued later, so its wait would find nothing recorded yet; "
+        "list predecessors first."
+    )

@@ -53,6 +53,9 @@ class Kind(StrEnum):
 EVENTS = (Kind.READY, Kind.COMPLETION)
 """Kinds of nodes that take no time: points of a stream."""
 
+TRANSFERS = (Kind.BROADCAST, Kind.COPY)
+"""Kinds of nodes that move bytes."""
+
 
 class Policy(StrEnum):
     """When the next transfer may start.
@@ -153,7 +156,8 @@ class Graph:
         if not _plainly_sound(self.nodes, position):
             for node in self.nodes:
                 check_node(node, position)
-        if not all(_in_order(node.after, position) for node in self.nodes if len(node.after) > 1):
+        pairs = (pair for node in self.nodes if len(node.after) > 1 for pair in pairwise(node.after))
+        if any(position[a] >= position[b] for a, b in pairs):
             object.__setattr__(self, "nodes", tuple(_sorted(n, position) for n in self.nodes))
 
     @cached_property
@@ -208,20 +212,15 @@ def _plainly_sound(nodes: Sequence[Node], ids: Mapping[str, int]) -> bool:
     """Whether `check_node` has nothing to say, from one look at all nodes together: a graph repeats its names."""
     uses = {n.reads for n in nodes} | {n.writes for n in nodes}
     names = {n.stream for n in nodes}.union(ids, *uses)
-    numbers = {n.layer for n in nodes}.union(*((n.owner, n.slot, n.bytes) for n in nodes))
-    before: set[str] = set().union(*(n.after for n in nodes))
+    numbers = {n.layer for n in nodes}.union(*{(n.owner, n.slot, n.bytes) for n in nodes}) - {None}
+    before: set[str] = set().union(*{n.after for n in nodes})
     return (
         all(map(NAME.fullmatch, names))
         and all(len(buffers) <= MAX_BUFFERS for buffers in uses)
-        and all(n is None or 0 <= n <= MAX_NUMBER for n in numbers)
+        and all(0 <= n <= MAX_NUMBER for n in numbers if n is not None)
         and before <= ids.keys()
         and not any(n.id in n.after for n in nodes)
     )
-
-
-def _in_order(after: tuple[str, ...], position: Mapping[str, int]) -> bool:
-    """Whether predecessors are in issue order, without repetition."""
-    return all(position[a] < position[b] for a, b in pairwise(after))
 
 
 def _sorted(node: Node, position: dict[str, int]) -> Node:

@@ -34,12 +34,13 @@ def direct_predecessors(forwards: Sequence[Graph]) -> list[list[int]]:
     predecessors: list[list[int]] = []
     last_on_stream: dict[str, int] = {}
     for graph in forwards:
-        base = len(predecessors)
-        for i, node in enumerate(graph.nodes):
-            before = [base + graph.position[name] for name in node.after]
-            if node.stream in last_on_stream:
-                before.append(last_on_stream[node.stream])
-            last_on_stream[node.stream] = base + i
+        base, position = len(predecessors), graph.position
+        for i, node in enumerate(graph.nodes, base):
+            before = [base + position[name] for name in node.after] if node.after else []
+            stream = node.stream
+            if stream in last_on_stream:
+                before.append(last_on_stream[stream])
+            last_on_stream[stream] = i
             predecessors.append(before)
     return predecessors
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from kvpp_dag.errors import UnsoundGraphError
 from kvpp_dag.graph.nodes import COMPUTE_STREAM, Graph
-from kvpp_dag.graph.order import Order, order_of
+from kvpp_dag.graph.order import Cycle, Order, order_of
 from kvpp_dag.graph.verify import Finding, verify, verify_alone
 
 
@@ -28,9 +28,10 @@ def ensure_sound(graphs: Sequence[Graph]) -> None:
 
 def verify_sequences(graphs: Sequence[Graph]) -> tuple[Finding, ...]:
     """Findings of each graph, and of each followed by each; none exactly if `verify` has none for any pair."""
-    if any(verify_alone(graph) for graph in graphs):
+    orders = [order_of((graph,)) for graph in graphs]
+    if any(map(verify_alone, graphs, orders)):
         return tuple(f for first in graphs for then in graphs for f in verify(first, then))
-    fences = [_Fence(graph) for graph in graphs]
+    fences = list(map(_Fence, graphs, orders))
     findings: list[Finding] = []
     for first, fence in zip(graphs, fences, strict=True):
         for then, other in zip(graphs, fences, strict=True):
@@ -44,9 +45,8 @@ def verify_sequences(graphs: Sequence[Graph]) -> tuple[Finding, ...]:
 class _Fence:
     """A sound graph as those around it see it."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, order: Order | Cycle) -> None:
         self.graph = graph
-        order = order_of((graph,))
         on_compute = [i for i, node in enumerate(graph.nodes) if node.stream == COMPUTE_STREAM]
         self.closed = (
             isinstance(order, Order)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
-from kvpp_dag.graph.nodes import SCRATCH, STAGING, Collectives, Graph, Kind
+from kvpp_dag.graph.nodes import SCRATCH, STAGING, TRANSFERS, Collectives, Graph, Kind
 from kvpp_dag.graph.order import Cycle, Order, order_of
 
 MAX_FINDINGS = 1000
@@ -43,9 +43,12 @@ def verify(graph: Graph, following: Graph | None = None) -> tuple[Finding, ...]:
     return _findings((graph, following if following is not None else graph))
 
 
-def verify_alone(graph: Graph) -> tuple[Finding, ...]:
-    """Findings in a forward that is drained before anything else runs on its streams."""
-    return _findings((graph,))
+def verify_alone(graph: Graph, order: Order | Cycle | None = None) -> tuple[Finding, ...]:
+    """Findings in a forward that is drained before anything else runs on its streams.
+
+    `order` is `order_of` the graph, where the caller has it: finding it is most of the work.
+    """
+    return _findings((graph,), order)
 
 
 def verify_group(graphs: Sequence[Graph]) -> tuple[Finding, ...]:
@@ -66,8 +69,9 @@ class _Labelled:
         self.nodes = tuple(node for graph in graphs for node in graph.nodes)
         self.accesses: dict[str, list[tuple[int, bool]]] = defaultdict(list)
         for i, node in enumerate(self.nodes):
-            for buffer in dict.fromkeys((*node.reads, *node.writes)):
-                self.accesses[buffer].append((i, buffer in node.writes))
+            if node.reads or node.writes:
+                for buffer in dict.fromkeys((*node.reads, *node.writes)):
+                    self.accesses[buffer].append((i, buffer in node.writes))
         self.pieces = [piece for graph in graphs for piece in _pieces(graph)]
 
     def forward(self, i: int) -> int:
@@ -84,7 +88,7 @@ def _pieces(graph: Graph) -> Iterator[int | None]:
     """
     counts: Counter[tuple[int | None, Kind, bool]] = Counter()
     for node in graph.nodes:
-        if node.kind in (Kind.BROADCAST, Kind.COPY):
+        if node.kind in TRANSFERS:
             what = (node.layer, node.kind, node.kind is Kind.COPY and node.slot is None)
             yield counts[what]
             counts[what] += 1
@@ -92,13 +96,13 @@ def _pieces(graph: Graph) -> Iterator[int | None]:
             yield None
 
 
-def _findings(graphs: tuple[Graph, ...]) -> tuple[Finding, ...]:
-    """Findings over consecutive forwards; what concerns one forward is judged on the first."""
+def _findings(graphs: tuple[Graph, ...], single: Order | Cycle | None = None) -> tuple[Finding, ...]:
+    """Findings over consecutive forwards; what concerns one forward is judged on the first, in its `single` order."""
     forwards = _Labelled(graphs)
-    single = order_of(graphs[:1])
+    single = single or order_of(graphs[:1])
     if isinstance(single, Cycle):
         return (_deadlock(forwards, single),)
-    order = order_of(graphs)
+    order = order_of(graphs) if len(graphs) > 1 else single
     if isinstance(order, Cycle):
         return (_deadlock(forwards, order),)
     races = tuple(islice(_races(forwards, order), MAX_FINDINGS))
@@ -123,7 +127,7 @@ def _deadlock(forwards: _Labelled, cycle: Cycle) -> Finding:
 
 def _unjoined(graph: Graph, order: Order) -> Iterator[Finding]:
     """Transfers that no other stream waits for within their forward."""
-    transfers = [(i, n) for i, n in enumerate(graph.nodes) if n.kind in (Kind.BROADCAST, Kind.COPY)]
+    transfers = [(i, n) for i, n in enumerate(graph.nodes) if n.kind in TRANSFERS]
     awaited = {node.stream: 0 for _, node in transfers}
     for stream in awaited:
         for i, node in enumerate(graph.nodes):

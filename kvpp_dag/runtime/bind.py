@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-from kvpp_dag.graph import COMPUTE_STREAM, Graph, Kind, Op, Program, Step
+from kvpp_dag.graph import COMPUTE_STREAM, Graph, Kind, Node, Program, Step, Wait
 from kvpp_dag.graph.names import range_name, wait_name
+from kvpp_dag.graph.nodes import TRANSFERS
 from kvpp_dag.runtime.observer import Observer
 from kvpp_dag.runtime.ranges import Range, ranged
 from kvpp_dag.runtime.streams import CpuStream, Event, HostStream, Item, Stream
@@ -71,8 +72,8 @@ def bind(
 
 def _can_hold(program: Program, streams: Mapping[str, Stream[Any]]) -> bool:
     """Whether the workers can be given all their steps at once: they block, and no event is waited for twice."""
-    steps = [step for hook in program.hooks for step in hook if step.op is Op.WAIT]
-    return len({step.node for step in steps}) == len(steps) and all(
+    awaited = [step.event for hook in program.hooks for step in hook if isinstance(step, Wait)]
+    return len(set(awaited)) == len(awaited) and all(
         isinstance(stream, HostStream if name == COMPUTE_STREAM else CpuStream)
         for name, stream in streams.items()
     )
@@ -141,59 +142,59 @@ class _Binder:
 
     def _step(self, step: Step) -> None:
         on_compute = step.stream == COMPUTE_STREAM
-        match step.op:
-            case Op.LAUNCH:
-                self._launch(step)
-            case Op.RECORD if on_compute:
-                self._note(Mark.START, step.node)
-                self._record_on_compute(step)
-            case Op.RECORD:
-                self._record(step)
-            case Op.WAIT if on_compute:
-                self._note(Mark.WAIT_START, step.node)
-                self._wait_on_compute(step)
-            case Op.WAIT:
+        match step:
+            case Wait(event=event) if on_compute:
+                self._note(Mark.WAIT_START, event)
+                self._wait_on_compute(event)
+            case Wait():
                 self._wait(step)
+            case Node() if step.kind in TRANSFERS:
+                self._launch(step)
+            case Node() if on_compute:
+                self._note(Mark.START, step.id)
+                self._record_on_compute(step.id)
+            case Node():
+                self._record(step)
 
-    def _record_on_compute(self, step: Step) -> None:
-        record = partial(self.compute.record, self._event(step.node, self.compute))
-        self._add(self._marked(range_name(step.node), record))
+    def _record_on_compute(self, event: str) -> None:
+        record = partial(self.compute.record, self._event(event, self.compute))
+        self._add(self._marked(range_name(event), record))
 
-    def _wait_on_compute(self, step: Step) -> None:
-        wait = partial(self.compute.wait, self._event(step.node, self.compute))
+    def _wait_on_compute(self, event: str) -> None:
+        wait = partial(self.compute.wait, self._event(event, self.compute))
         self._flush()
-        self.steps.append(self._marked(wait_name(step.node), wait))  # not again in an abort
-        self._note(Mark.WAIT_END, step.node)
+        self.steps.append(self._marked(wait_name(event), wait))  # not again in an abort
+        self._note(Mark.WAIT_END, event)
 
-    def _launch(self, step: Step) -> None:
-        stream, work = self.streams[step.stream], self._work(step)
+    def _launch(self, node: Node) -> None:
+        stream, work = self.streams[node.stream], self._work(node)
         if self.tape is not None:
-            self._add(self.tape.stamp(self.tape.cell(Mark.SUBMITTED, step.node)))
-            start, end = self._stamp(step, Mark.START), self._stamp(step, Mark.END)
+            self._add(self.tape.stamp(self.tape.cell(Mark.SUBMITTED, node.id)))
+            start, end = self._stamp(node, Mark.START), self._stamp(node, Mark.END)
             work = partial(_run_noted, start, work, end)
         self._add(partial(stream.launch, work))
 
-    def _record(self, step: Step) -> None:
-        stream = self.streams[step.stream]
+    def _record(self, node: Node) -> None:
+        stream = self.streams[node.stream]
         if self.tape is not None:  # noted first: once the event is reached, the host may end the forward
-            self._add(partial(stream.launch, self._stamp(step, Mark.START)))
-        self._add(partial(stream.record, self._event(step.node, stream)))
+            self._add(partial(stream.launch, self._stamp(node, Mark.START)))
+        self._add(partial(stream.record, self._event(node.id, stream)))
 
-    def _wait(self, step: Step) -> None:
-        stream = self.streams[step.stream]
-        self._add(partial(stream.wait, self._event(step.node, stream)))
+    def _wait(self, wait: Wait) -> None:
+        stream = self.streams[wait.stream]
+        self._add(partial(stream.wait, self._event(wait.event, stream)))
 
-    def _work(self, step: Step) -> Call:
-        return self._marked(range_name(step.node), self.transfers[step.node])
+    def _work(self, node: Node) -> Call:
+        return self._marked(range_name(node.id), self.transfers[node.id])
 
     def _marked(self, name: str, call: Call) -> Call:
         """`call`, in a range of that name where a profiler is to see it."""
         return ranged(name, call) if self.profiled else call
 
-    def _stamp(self, step: Step, mark: Mark) -> Stamp:
-        """A stamp of the step's own stream."""
+    def _stamp(self, node: Node, mark: Mark) -> Stamp:
+        """A stamp of the node's own stream."""
         tape = cast("Tape", self.tape)
-        return self.streams[step.stream].stamp(tape, tape.cell(mark, step.node))
+        return self.streams[node.stream].stamp(tape, tape.cell(mark, node.id))
 
     def _note(self, mark: Mark, node: str) -> None:
         """Note the compute stream's time, once where several marks fall together."""
@@ -242,52 +243,52 @@ class _HeldBinder(_Binder):
             reset()
         return replace(bound, hooks=(begin, *bound.hooks[1:]), rearm=rearm)
 
-    def _record_on_compute(self, step: Step) -> None:
-        ready = self._event(step.node, self.compute)
+    def _record_on_compute(self, event: str) -> None:
+        ready = self._event(event, self.compute)
         settle: Call = ready.settle
         self.drain.append(settle)
         if self.tape is not None and self.noted is not None:
             settle = partial(ready.settle_noted, self.tape.line(self.compute.name, self.noted))
             self.noted = None
-        self.steps.append(self._marked(range_name(step.node), settle))
+        self.steps.append(self._marked(range_name(event), settle))
 
-    def _wait_on_compute(self, step: Step) -> None:
-        event = self._event(step.node, self.compute)
-        wait: Call = partial(event.take, self.timeout)
+    def _wait_on_compute(self, event: str) -> None:
+        completion = self._event(event, self.compute)
+        wait: Call = partial(completion.take, self.timeout)
         if self.tape is not None and self.noted is not None:
-            self.latest = self.tape.cell(Mark.WAIT_END, step.node)
+            self.latest = self.tape.cell(Mark.WAIT_END, event)
             line = self.tape.line(self.compute.name, (self.noted, self.latest))
-            wait = partial(event.take_noted, self.timeout, line)
+            wait = partial(completion.take_noted, self.timeout, line)
             self.noted = None
-        self.steps.append(self._marked(wait_name(step.node), wait))  # not again in an abort
+        self.steps.append(self._marked(wait_name(event), wait))  # not again in an abort
 
-    def _launch(self, step: Step) -> None:
-        work = self._work(step)
+    def _launch(self, node: Node) -> None:
+        work = self._work(node)
         if self.tape is None:
-            self._hold(step, work)
+            self._hold(node, work)
         else:
             if self.latest is None:
-                self._note(Mark.SUBMITTED, step.node)
+                self._note(Mark.SUBMITTED, node.id)
             else:  # the worker may go on to it once the ready event before it has been settled
-                self.tape.alias(Mark.SUBMITTED, step.node, self.latest)
-            start = self._stamp(step, Mark.START)
-            end_cell = self.tape.cell(Mark.END, step.node)
-            end = self.streams[step.stream].stamp(self.tape, end_cell)
-            self._hold(step, start, work, end)
-            self.ends[step.stream] = end_cell
+                self.tape.alias(Mark.SUBMITTED, node.id, self.latest)
+            start = self._stamp(node, Mark.START)
+            end_cell = self.tape.cell(Mark.END, node.id)
+            end = self.streams[node.stream].stamp(self.tape, end_cell)
+            self._hold(node, start, work, end)
+            self.ends[node.stream] = end_cell
 
-    def _record(self, step: Step) -> None:
-        event = self._event(step.node, self.streams[step.stream])
+    def _record(self, node: Node) -> None:
+        event = self._event(node.id, self.streams[node.stream])
         if self.tape is not None:
-            end = self.ends.get(step.stream)
+            end = self.ends.get(node.stream)
             if end is None:
-                self._hold(step, self._stamp(step, Mark.START))
+                self._hold(node, self._stamp(node, Mark.START))
             else:  # the event is reached when the transfer before it has ended
-                self.tape.alias(Mark.START, step.node, end)
-        self._hold(step, event)
+                self.tape.alias(Mark.START, node.id, end)
+        self._hold(node, event)
 
-    def _wait(self, step: Step) -> None:
-        self._hold(step, self._event(step.node, self.streams[step.stream]).taker)
+    def _wait(self, wait: Wait) -> None:
+        self._hold(wait, self._event(wait.event, self.streams[wait.stream]).taker)
 
     def _hold(self, step: Step, *items: Item) -> None:
         self.items.setdefault(step.stream, []).extend(items)

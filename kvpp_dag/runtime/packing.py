@@ -13,6 +13,7 @@ from math import gcd
 import torch
 
 from kvpp_dag.graph import Graph, Kind
+from kvpp_dag.graph.nodes import TRANSFERS
 from kvpp_dag.plan.stage import ceil_div
 from kvpp_dag.runtime.arena import Arena
 from kvpp_dag.runtime.payload import BlocksInUse
@@ -161,7 +162,7 @@ def packed_calls(graph: Graph, transport: Transport, arena: Arena, lists: BlockL
     calls: dict[str, Call] = {}
     counts: Counter[tuple[int, str]] = Counter()  # the chunks of a layer are listed in order
     for node in graph.nodes:
-        if node.kind in (Kind.BROADCAST, Kind.COPY):
+        if node.kind in TRANSFERS:
             layer = node.layer or 0
             what = "send" if node.kind is Kind.BROADCAST else "pack" if node.slot is None else "unpack"
             calls[node.id] = partial(getattr(packings[layer], what), counts[layer, what])

@@ -39,8 +39,8 @@ def no_findings(*_):
     return iter(())
 
 
-def without_deadlocks(graphs, everything=RULES._findings):
-    return tuple(f for f in everything(graphs) if f.rule != "deadlock")
+def without_deadlocks(graphs, order=None, everything=RULES._findings):
+    return tuple(f for f in everything(graphs, order) if f.rule != "deadlock")
 
 
 def races_within_a_forward(forwards, order, races=RULES._races):

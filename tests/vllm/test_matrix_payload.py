@@ -58,10 +58,10 @@ DEEP = {"policy": "on_release", "depth": 2}
 MET = ("chunks", "mixed", "prefix_hits", "preemptions", "resumed", "aborted_in_flight")
 
 
-def _scheduling(models: Path) -> Workload:
+def _scheduling(models: Path, layers: int = LAYERS) -> Workload:
     """Chunked prefill, prefix caching, preemption, asynchronous scheduling and aborts together."""
     return Workload(
-        model=str(write_checkpoint(models / "mla", layers=LAYERS)),
+        model=str(write_checkpoint(models / "mla", layers=layers)),
         rounds=[random_requests(20, seed=1, longest=200)],
         engine={
             "enable_chunked_prefill": True,
@@ -92,6 +92,29 @@ def scheduling(models: Path, prompts: list[list[int]]) -> Case:
             "packed": Variant(settings=ACTIVE | DEEP, hook="forget_a_block"),
             "skipped": Variant(settings=AUTO | DEEP | {"skip_broadcasts": True}),
         },
+        met=MET,
+    )
+
+
+def deep(models: Path, prompts: list[list[int]]) -> Case:
+    """More layers ahead, up to the most that may be asked for."""
+
+    def ahead(depth: int, policy: str, payload: str) -> dict[str, Any]:
+        return {"depth": depth, "policy": policy, "payload": payload}
+
+    return Case(
+        workload=_scheduling(models, layers=12),
+        right={
+            "3, on acquire": Variant(settings=ahead(3, "on_acquire", "auto"), hook="take_turns"),
+            "5, packed": Variant(settings=ahead(5, "on_release", "active"), hook="pack"),
+            "8, on acquire": Variant(settings=ahead(8, "on_acquire", "active"), hook="pack"),
+            "8, whole": Variant(settings=ahead(8, "on_release", "full")),
+        },
+        wrong={
+            "forgetful": Variant(settings=ahead(5, "on_release", "active"), hook="forget_a_block"),
+            "skipped": Variant(settings=ahead(8, "on_release", "auto") | {"skip_broadcasts": True}),
+        },
+        layers=(12,),
         met=MET,
     )
 
@@ -170,7 +193,7 @@ def stages(models: Path, prompts: list[list[int]]) -> Case:
 
 @pytest.fixture(
     scope="module",
-    params=[scheduling, mtp, second_runner, sparse, stages],
+    params=[scheduling, deep, mtp, second_runner, sparse, stages],
     ids=lambda make: make.__name__,
 )
 def runs(request, prompts, tmp_path_factory) -> Runs:
