@@ -2,10 +2,14 @@
 
 One rank runs the real `ForwardPass` over a transport that is done at once, with bundles of 8 bytes a block, so that
 what is left is bookkeeping. The figure is CPU time of the process, all threads together: other load hardly changes it.
+All threads share one core. On two, the kernel keeps them together or apart as it sees fit, and waking a thread on
+another core takes three times as long: then the figures tell which it chose.
 """
 
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -91,9 +95,21 @@ class InstantTransport:
 def rows(quick: bool) -> list[Row]:
     """For each axis the largest case against the smallest, and the fitted exponent against linear growth."""
     found = []
-    for axis in AXES:
-        found += _rows(axis, rounds=5 if quick else 21, forwards=10 if quick else 30)
+    with _on_one_core():
+        for axis in AXES:
+            found += _rows(axis, rounds=5 if quick else 21, forwards=10 if quick else 30)
     return found
+
+
+@contextmanager
+def _on_one_core() -> Iterator[None]:
+    """Keep this thread, and those that it starts, on one core."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 def _rows(axis: Axis, rounds: int, forwards: int) -> list[Row]:
