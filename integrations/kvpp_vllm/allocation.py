@@ -1,10 +1,12 @@
 """KVPP's storage behind vLLM's own views of a KV cache."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from kvpp_dag.errors import ConfigError
 from kvpp_dag.plan import StagePlan
 from kvpp_dag.runtime import Arena
 
@@ -37,8 +39,18 @@ def engine_views(
 
 
 def block_size(kv_cache_config: Any) -> int:
-    """Tokens of a block in the one cache group that KVPP serves; 1 for a stage that caches nothing."""
+    """Tokens of a block in the one cache group that KVPP serves; 1 for a stage that caches nothing.
+
+    Raises ConfigError if there are more groups: each has blocks of its own, and one list of them is sent.
+    """
     groups = kv_cache_config.kv_cache_groups
+    if len(groups) > 1:
+        kinds = Counter(type(group.kv_cache_spec).__name__ for group in groups)
+        found = ", ".join(f"{count} of {kind}" for kind, count in kinds.items())
+        raise ConfigError(
+            f"vLLM has put the layers into {len(groups)} KV cache groups ({found}); KVPP needs one group for "
+            "all layers, draft layers too, so run this model with enable_kvpp off."
+        )
     size: int = groups[0].kv_cache_spec.block_size if groups else 1
     return size
 

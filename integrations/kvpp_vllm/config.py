@@ -38,7 +38,8 @@ class KvppConfig(BaseModel):
     `depth`: how many layers ahead transfers are started; there are `depth + 1` scratch slots.
     `ownership`: whether the ranks own equally many layers, or as equal bytes as contiguous layers allow.
     `transport`: what carries the caches between ranks.
-    `process_groups`: how many process groups carry a very large bundle together.
+    `process_groups`: how many process groups carry a very large bundle together; two on a CPU and one on an
+    accelerator, which can have no more, if it is not given.
     `verify_transfers`: look whether every transfer has arrived; slow, to check an installation.
     `skip_broadcasts`: leave every transfer out, as a control: outputs must then differ.
     """
@@ -55,7 +56,7 @@ class KvppConfig(BaseModel):
     depth: int = Field(default=1, ge=1, le=8)
     ownership: Ownership = Ownership.COUNT
     transport: TransportKind = TransportKind.AUTO
-    process_groups: Literal[1, 2, 4] = 2
+    process_groups: Literal[1, 2, 4] | None = None
     verify_transfers: bool = False
     skip_broadcasts: bool = False
 

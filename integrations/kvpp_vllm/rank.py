@@ -106,7 +106,7 @@ class KvppRank:
         self, kv_cache_config: Any, layout: Any, kernel_block_sizes: list[int] | None
     ) -> dict[str, torch.Tensor]:
         """Allocate this rank's storage for the final block count, and return vLLM's views of it."""
-        plan = self._planned()
+        plan, size = self._planned(), block_size(kv_cache_config)
         check_fits(plan, self.rank, kv_cache_config.num_blocks, self._available)
         self._arena = Arena(
             plan,
@@ -114,9 +114,7 @@ class KvppRank:
             num_blocks=kv_cache_config.num_blocks,
             allocate=self._allocate,
         )
-        self._book = BlockBook(
-            num_blocks=kv_cache_config.num_blocks, block_size=block_size(kv_cache_config)
-        )
+        self._book = BlockBook(num_blocks=kv_cache_config.num_blocks, block_size=size)
         return engine_views(self._arena, kv_cache_config, layout, kernel_block_sizes)
 
     def start(self, layers: Mapping[str, Any]) -> None:

@@ -21,6 +21,9 @@ from kvpp_vllm.config import KvppConfig, TransportKind
 
 logger = logging.getLogger("vllm.kvpp")
 
+CPU_GROUPS = 2
+"""Process groups between caches in a host's memory, if none are asked for."""
+
 
 def make_transport(
     config: KvppConfig, ranks: Sequence[int], *, device: torch.device | str = "cpu"
@@ -28,10 +31,11 @@ def make_transport(
     """The transport between `ranks` (global), made by all of them together, for caches on `device`.
 
     `auto` is shared memory where all ranks say that they run on one host, with caches in its memory, and
-    process groups elsewhere. Raises ConfigError if shared memory is asked for and cannot serve, and
-    TransferError if a rank does not come.
+    process groups elsewhere. Raises ConfigError if shared memory, or more than one process group, is asked
+    for and cannot serve, and TransferError if a rank does not come.
     """
     device = torch.device(device)
+    groups = _group_count(config, device)
     group = _new_group(config, ranks, device)
     if _shares_memory(config, group, ranks, device):
         logger.info("KVPP sends through shared memory (transport: %s).", config.transport)
@@ -41,8 +45,6 @@ def make_transport(
             ranks=ranks,
             timeout=config.timeout_s,
         )
-    # An accelerator's collectives use the whole link as they are, and several at once can block each other.
-    groups = config.process_groups if device.type == "cpu" else 1
     logger.info(
         "KVPP sends over %d process group(s) of %s (transport: %s).",
         groups,
@@ -53,6 +55,20 @@ def make_transport(
         warm_up(group, ranks, device)
     more = [_new_group(config, ranks, device) for _ in range(groups - 1)]
     return ProcessGroupTransport(group, ranks, more_groups=more)
+
+
+def _group_count(config: KvppConfig, device: torch.device) -> int:
+    """How many process groups there are to be. Raises ConfigError for more than `device` can have."""
+    if device.type == "cpu":
+        return CPU_GROUPS if config.process_groups is None else config.process_groups
+    # An accelerator's collectives use the whole link as they are, and several at once can block each other.
+    if config.process_groups not in (None, 1):
+        raise ConfigError(
+            f"additional_config.kvpp.process_groups is {config.process_groups}, but the caches are on "
+            f"{device}, where transfers of several process groups can block each other; set it to 1 or leave "
+            "it out."
+        )
+    return 1
 
 
 def _shares_memory(

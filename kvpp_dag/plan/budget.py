@@ -2,14 +2,14 @@
 
 The engine plans with *logical* bytes, in which every layer of a stage counts. A worker holds
 *physical* bytes: its owned bundles, its draft caches, and the scratch slots (row P5), and with payload
-`active` two staging halves.
+`active` or `auto` two staging halves.
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvpp_dag.errors import CapacityError
-from kvpp_dag.plan.stage import ModelPlan, StagePlan
+from kvpp_dag.plan.stage import STAGING_PART, ModelPlan, StagePlan
 
 
 def owned_bytes_per_block(plan: StagePlan, rank: int) -> int:
@@ -27,8 +27,19 @@ def scratch_bytes_per_block(plan: StagePlan) -> int:
     return plan.slots * plan.largest_bundle
 
 
+def staging_bytes_per_block(plan: StagePlan) -> float:
+    """Bytes per block of both staging halves, in the limit of a large cache; 0 without staging.
+
+    Beside a small cache they are larger, see `StagePlan.staging_blocks`.
+    """
+    return 2 * plan.largest_bundle / STAGING_PART if plan.staging else 0
+
+
 def physical_bytes_per_block(plan: StagePlan, rank: int) -> int:
-    """Bytes that one block costs on `rank`: owned bundles + drafts + slots x largest bundle."""
+    """Bytes that one block costs on `rank`: owned bundles + drafts + slots x largest bundle.
+
+    Staging halves come on top, see `physical_bytes`: their share of a block depends on how many there are.
+    """
     return (
         owned_bytes_per_block(plan, rank) + draft_bytes_per_block(plan) + scratch_bytes_per_block(plan)
     )
@@ -45,9 +56,10 @@ def logical_bytes_per_block(plan: StagePlan) -> int:
     return sum(b.bytes_per_block for b in plan.bundles) + draft_bytes_per_block(plan)
 
 
-def worst_physical_bytes_per_block(plan: StagePlan) -> int:
-    """The largest `physical_bytes_per_block` over the ranks of the group."""
-    return max(physical_bytes_per_block(plan, rank) for rank in range(plan.ranks))
+def worst_physical_bytes_per_block(plan: StagePlan) -> float:
+    """Bytes that one block of a large cache costs on the fullest rank of the group, staging included."""
+    worst = max(physical_bytes_per_block(plan, rank) for rank in range(plan.ranks))
+    return worst + staging_bytes_per_block(plan)
 
 
 def physical_blocks(plan: StagePlan, rank: int, available: int) -> int | None:
@@ -81,16 +93,23 @@ def check_fits(plan: StagePlan, rank: int, blocks: int, available: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """Blocks with and without KVPP in the same memory per worker."""
+    """Blocks without KVPP, with it, and with it but no staging, in the same memory per worker."""
 
     without: int
     with_kvpp: int
+    with_payload_full: int
 
     @property
     def warning(self) -> str | None:
         """A sentence if KVPP holds fewer blocks than the engine would without it, else None."""
         if self.with_kvpp >= self.without:
             return None
+        if self.with_payload_full >= self.without:
+            return (
+                f"KVPP holds {self.with_kvpp} blocks where {self.without} fit without it, because the "
+                'two staging halves take more than ownership saves; set "kvpp": {"payload": "full"}, which '
+                f"sends whole bundles, needs no staging and holds {self.with_payload_full}."
+            )
         return (
             f"KVPP holds {self.with_kvpp} blocks where {self.without} fit without it, because few "
             "layers per stage leave the scratch buffers larger than what ownership saves; turn "
@@ -101,16 +120,19 @@ class Capacity:
 def capacity(plan: StagePlan, available: int) -> Capacity:
     """Blocks of a stage with and without KVPP, given `available` bytes on each of its workers.
 
-    The worst rank decides. For a stage that caches nothing both counts are 0.
+    The worst rank decides. For a stage that caches nothing all counts are 0.
     """
     logical = logical_bytes_per_block(plan)
-    if logical == 0:
-        return Capacity(without=0, with_kvpp=0)
-    counts = [physical_blocks(plan, rank, available) for rank in range(plan.ranks)]
     return Capacity(
-        without=max(available, 0) // logical,
-        with_kvpp=min(count for count in counts if count is not None),
+        without=max(available, 0) // logical if logical else 0,
+        with_kvpp=_worst_blocks(plan, available),
+        with_payload_full=_worst_blocks(replace(plan, staging=False), available),
     )
+
+
+def _worst_blocks(plan: StagePlan, available: int) -> int:
+    counts = [physical_blocks(plan, rank, available) for rank in range(plan.ranks)]
+    return min((count for count in counts if count is not None), default=0)
 
 
 def model_blocks(plan: ModelPlan, available: int) -> int:
@@ -122,8 +144,10 @@ def model_blocks(plan: ModelPlan, available: int) -> int:
 def capacity_multiplier(plan: ModelPlan) -> float:
     """How many times more blocks the model holds with KVPP, rounding to whole blocks aside.
 
-    Without KVPP the largest stage decides, with it the worst rank of any stage. 1.0 for a model that
-    caches nothing.
+    Without KVPP the largest stage decides, with it the worst rank of any stage. With staging this is the
+    limit for large caches, a half being a sixteenth of the largest bundle's cache; a small cache holds
+    fewer blocks, as a half may be an eighth (see `StagePlan.staging_blocks`). 1.0 for a model that caches
+    nothing.
     """
     without = max(logical_bytes_per_block(stage) for stage in plan.stages)
     worst = max(worst_physical_bytes_per_block(stage) for stage in plan.stages)

@@ -17,6 +17,8 @@ from kvpp_dag.plan.specs import Bundle, CacheSpec, split_targets
 LAYOUT_VERSION = 2
 LEAST_CHUNK = 1 << 20
 """Bytes below which a chunk costs more to start than to carry."""
+STAGING_PART = 16
+"""A staging half is a sixteenth of the largest bundle's cache, if that is large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,7 @@ class StagePlan:
         if not self.staging or not self.largest_bundle:
             return 0
         sensible = min(ceil_div(num_blocks, 8), ceil_div(LEAST_CHUNK, self.largest_bundle))
-        return max(ceil_div(num_blocks, 16), sensible)
+        return max(ceil_div(num_blocks, STAGING_PART), sensible)
 
     @cached_property
     def layout_hash(self) -> str:
@@ -104,8 +106,8 @@ def plan_stage(
 ) -> StagePlan:
     """Plan one stage from the cache specs that its worker reports.
 
-    `staging` reserves the two halves that payload `active` needs, if the group has more than one rank.
-    Raises ConfigError where the specs cannot be served (see `split_targets`) or `depth < 1`.
+    `staging` reserves the two halves that payloads `active` and `auto` need, if the group has more than
+    one rank. Raises ConfigError where the specs cannot be served (see `split_targets`) or `depth < 1`.
     """
     if depth < 1:
         raise ConfigError(f"The prefetch depth is {depth}; expected 1 or more.")
@@ -131,14 +133,17 @@ def plan_model(
     ranks: int,
     depth: int = 1,
     ownership: Ownership = Ownership.COUNT,
+    staging: bool = False,
 ) -> ModelPlan:
     """Plan every pipeline stage; `stages` holds the cache specs of each, in stage order.
 
-    A stage without attention layers gets an empty plan. Raises ConfigError as `plan_stage` does.
+    A stage without attention layers gets an empty plan. The settings mean what they do in `plan_stage`,
+    and ConfigError is raised as there.
     """
     return ModelPlan(
         stages=tuple(
-            plan_stage(specs, ranks=ranks, depth=depth, ownership=ownership) for specs in stages
+            plan_stage(specs, ranks=ranks, depth=depth, ownership=ownership, staging=staging)
+            for specs in stages
         )
     )
 

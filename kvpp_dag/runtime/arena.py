@@ -12,7 +12,13 @@ from kvpp_dag.errors import LayoutError
 from kvpp_dag.plan import CacheSpec, StagePlan
 
 Allocate = Callable[[int], torch.Tensor]
-"""Given a number of bytes, returns a contiguous 1-D uint8 tensor of that length."""
+"""Given a number of bytes, returns a contiguous 1-D uint8 tensor of that length.
+
+It begins at a multiple of `ALIGNMENT` bytes, of memory and of its own storage.
+"""
+
+ALIGNMENT = 8
+"""Bytes of the widest integers as which blocks are copied; torch asks it of a view's storage offset too."""
 
 
 def allocate_zeroed(nbytes: int, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -103,5 +109,11 @@ def _checked(tensor: torch.Tensor, nbytes: int) -> torch.Tensor:
         raise LayoutError(
             f"The allocator returned {tensor.dtype} of shape {tuple(tensor.shape)} with strides "
             f"{tensor.stride()}; expected a contiguous uint8 tensor of {nbytes} bytes."
+        )
+    if tensor.data_ptr() % ALIGNMENT or tensor.storage_offset() % ALIGNMENT:
+        raise LayoutError(
+            f"The allocator returned {nbytes} bytes that begin at address {tensor.data_ptr():#x}, "
+            f"{tensor.storage_offset()} bytes into their storage; expected multiples of {ALIGNMENT} for both, "
+            "as blocks are copied as integers of that width. Align what it returns."
         )
     return tensor

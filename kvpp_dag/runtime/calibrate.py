@@ -36,7 +36,14 @@ def measure_costs(
     All ranks of the group call this together, after the arena was made and before the first forward: it uses
     the staging halves, and the first layer's cache, whose content it may change on ranks that do not own
     it. It takes tens of milliseconds. Raises what a transfer raises, and TransferError after `timeout` seconds.
+
+    Where a staging half is too small for the answer itself, every rank has the default costs, unmeasured:
+    so little is sent there that the choice does not matter.
     """
+    plan, answer = arena.plan, 8 * len(fields(Costs))
+    # Of the plan and the blocks alone, which are equal everywhere: no rank may wait for one that leaves.
+    if plan.staging_blocks(arena.num_blocks) * plan.largest_bundle < answer:
+        return Costs()
     half = arena.staging(0)
 
     def exchange(nbytes: int) -> float:
@@ -53,7 +60,7 @@ def measure_costs(
         send=max(whole - start, whole / 2) / large,  # noise must not make it free
         copy=copying[1],
     )
-    values = half[: 8 * len(fields(Costs))].view(torch.float64)
+    values = half[:answer].view(torch.float64)
     transfer.launch(partial(values.copy_, torch.tensor(astuple(mine), dtype=torch.float64)))
     transfer.launch(transport.prepare(values, 0))
     transfer.synchronize(timeout)

@@ -11,6 +11,9 @@ from kvpp_dag.runtime.transport import Transport, as_bytes, piece_bounds
 
 CANARY_BYTES = 16
 
+LEAST_CANARY = 8
+"""Bytes of the shortest piece that is judged: what is sent equals that many random bytes once in 2**64 times."""
+
 
 class VerifyingTransport:
     """`inner`, with a canary in every receive buffer: one that is still there afterwards is an error.
@@ -18,6 +21,8 @@ class VerifyingTransport:
     A broadcast that silently did nothing leaves the buffer of the layer before, and the outputs are wrong
     without a word. This puts random bytes at both ends of every piece that is to arrive, and looks for
     them afterwards. Looking makes the host wait for every transfer: use it to check an installation.
+
+    A piece of less than LEAST_CANARY bytes is not judged: what arrives could be the canary by chance.
     """
 
     def __init__(self, inner: Transport) -> None:
@@ -34,7 +39,8 @@ class VerifyingTransport:
         ends: list[torch.Tensor] = []
         for start, stop in piece_bounds(flat.numel()):
             piece = flat[start:stop]
-            ends += [piece[:CANARY_BYTES], piece[-CANARY_BYTES:]]
+            if piece.numel() >= LEAST_CANARY:
+                ends += [piece[:CANARY_BYTES], piece[-CANARY_BYTES:]]
         return partial(_receive, broadcast, tuple(ends), owner, self.rank)
 
     def agree(self, token: bytes) -> None:

@@ -157,7 +157,8 @@ class ForwardPass:
         `history` is whether any real request has computed tokens. `used` are the blocks that hold them, if
         the engine can tell, and `fresh` those that this forward writes and that hold none: each ascending
         and without repetition, copied before this returns. With a payload other than `FULL` no other block
-        may be read, and fresh ones read as zeros until they are written. All ranks must say the same.
+        may be read. Fresh ones hold zeros where a layer is received by blocks, until they are written, and
+        elsewhere what they held before. All ranks must say the same.
 
         Raises ReentryError while another forward is in flight, whose pending work is kept, BlocksError for
         lists that are not as above, and TransferError if an earlier failure left the group unusable. On an

@@ -26,6 +26,9 @@ _SECRET_BYTES = 16
 _HELLO = struct.Struct(f"<{_SECRET_BYTES}sII")
 _PEER_CREDENTIALS = struct.Struct("iII")
 
+_HELLO_SECONDS = 1.0
+"""How long a caller may be silent: a peer says hello at once, and a stranger must not keep the peers waiting."""
+
 
 class Link:
     """One end of the socket to the peer that messages call `peer`.
@@ -149,8 +152,11 @@ def _admit(end: socket.socket, secret: bytes, deadline: float) -> tuple[int, int
     _, user, _ = _PEER_CREDENTIALS.unpack(credentials)
     if user != os.geteuid():
         return None
-    end.settimeout(_left(deadline))
-    hello = end.recv(_HELLO.size, socket.MSG_WAITALL)
+    end.settimeout(min(_HELLO_SECONDS, _left(deadline)))
+    try:
+        hello = end.recv(_HELLO.size, socket.MSG_WAITALL)
+    except TimeoutError:
+        return None
     if len(hello) < _HELLO.size:
         return None
     theirs, rank, mesh = _HELLO.unpack(hello)

@@ -142,9 +142,8 @@ class Packing:
 
 def _put_rows(rows: torch.Tensor, ids: torch.Tensor, packed: torch.Tensor) -> None:
     """Copy the rows of `packed` to the rows `ids`."""
-    if (
-        rows.device.type == "cpu"
-    ):  # numpy does it two to three times as fast as torch, without the interpreter lock too
+    # On a host numpy does it two to three times as fast as torch, without the interpreter lock too.
+    if rows.device.type == "cpu":
         rows.numpy()[ids.numpy()] = packed.numpy()
     else:
         rows.index_copy_(0, ids, packed)

@@ -60,40 +60,55 @@ class Costs:
 class BlocksInUse:
     """The blocks of a batch: `used` hold its history, `fresh` are written without having any.
 
-    Both are ascending and without repetition, and share no block. What is in no list is not read.
+    Both are ascending and without repetition, and share no block. What is in no list is not read. `breaks[i]` is
+    whether a run of consecutive used blocks ends with `used[i]` and another begins with `used[i + 1]`.
     """
 
     used: Ids
     fresh: Ids
+    breaks: NDArray[np.bool_]
 
     @property
     def run_count(self) -> int:
         """How many runs of consecutive used blocks there are, without making the list of them."""
-        return int(np.count_nonzero(np.diff(self.used) != 1)) + 1 if self.used.size else 0
+        return self.breaks.tobytes().count(1) + 1 if len(self.used) else 0
 
     def runs(self) -> list[tuple[int, int]]:
         """First block and end of every run of consecutive used blocks."""
-        if not self.used.size:
+        if not len(self.used):
             return []
-        breaks = np.flatnonzero(np.diff(self.used) != 1)
-        starts = self.used[np.concatenate(([0], breaks + 1))]
-        ends = self.used[np.concatenate((breaks, [self.used.size - 1]))] + 1
+        last = np.flatnonzero(self.breaks)
+        starts = self.used[np.concatenate(([0], last + 1))]
+        ends = self.used[np.concatenate((last, [len(self.used) - 1]))] + 1
         return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
 def blocks_in_use(used: Sequence[int] | Ids, fresh: Sequence[int] | Ids, num_blocks: int) -> BlocksInUse:
-    """Check and copy the caller's lists, which may change afterwards.
+    """Check the caller's lists; arrays of int64 are not copied.
 
     Raises BlocksError if a list is not ascending or has a block outside the cache.
     """
-    lists = [np.array(ids, dtype=np.int64).reshape(-1) for ids in (used, fresh)]
-    for ids in lists:
-        if ids.size and (ids[0] < 0 or ids[-1] >= num_blocks or (np.diff(ids) <= 0).any()):
-            raise BlocksError(
-                f"The blocks in use are {ids[:8].tolist()}...; expected each block of 0..{num_blocks - 1} "
-                "at most once, in ascending order."
-            )
-    return BlocksInUse(used=lists[0], fresh=lists[1])
+    used, fresh = np.asarray(used, dtype=np.int64), np.asarray(fresh, dtype=np.int64)
+    _steps(fresh, num_blocks)
+    return BlocksInUse(used=used, fresh=fresh, breaks=_steps(used, num_blocks) != 1)
+
+
+def _steps(ids: Ids, num_blocks: int) -> Ids:
+    """From each of `ids` to the next; raises BlocksError unless they ascend within the cache."""
+    steps = ids[1:] - ids[:-1]
+    inside = not len(ids) or (ids[0] >= 0 and ids[-1] < num_blocks)
+    # Bytes are searched faster than numpy reduces a short array, above all once a forward: then its code is cold.
+    if not inside or 0 in (steps > 0).tobytes():
+        raise BlocksError(
+            f"The blocks in use are {ids[:8].tolist()}...; expected each block of 0..{num_blocks - 1} "
+            "at most once, in ascending order."
+        )
+    return steps
+
+
+def filled_chunks(used: int, chunks: int) -> int:
+    """How many of `chunks` chunks `used` blocks fill, if each takes as many as the first: the rest are not sent."""
+    return ceil_div(used, ceil_div(used, chunks)) if used else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +138,7 @@ class WayChooser:
 
     def chunks(self, used: int) -> int:
         """Into how many chunks `used` blocks are packed: a power of two, so that few programs serve all."""
-        pieces = ceil_div(used, self.staging_blocks)
+        pieces = ceil_div(used, self.staging_blocks) if used else 0
         return 1 << max(pieces - 1, 0).bit_length()
 
     def chunk_counts(self) -> list[int]:
@@ -140,12 +155,10 @@ class WayChooser:
         Estimated over the whole forward. `ACTIVE` never sends whole bundles; on a tie the simpler way wins.
         """
         chunks = self.chunks(used)
-        ways: dict[Kind, float] = {}
-        if self.payload is Payload.AUTO:
-            ways[FULL] = self._in_runs(self.num_blocks, 1)
-        ways[RUNS] = self._in_runs(used, runs)
-        ways[Way.PACKED, chunks] = self._packed(used, chunks)
-        return min(ways, key=lambda kind: ways[kind])
+        kind, least = RUNS, self._in_runs(used, runs)
+        if self.payload is Payload.AUTO and (full := self._in_runs(self.num_blocks, 1)) <= least:
+            kind, least = FULL, full
+        return (Way.PACKED, chunks) if self._packed(used, chunks) < least else kind
 
     def _in_runs(self, blocks: int, runs: int) -> float:
         """Seconds for runs in place; a whole bundle is one run, whatever its components."""
@@ -154,8 +167,8 @@ class WayChooser:
 
     def _packed(self, used: int, chunks: int) -> float:
         """Seconds if the copies of one chunk run beside the sending of another, but for the first and last."""
-        nbytes = used * self.bytes_per_block
+        nbytes, sent = used * self.bytes_per_block, filled_chunks(used, chunks)
         sending, copying = nbytes * self.costs.send, 2 * nbytes * self.costs.copy
-        beside = max(0.0, copying / 2 - sending) if chunks > 1 else 0.0
-        starting = chunks * (self.layers * self.costs.start + 2 * self.pieces * self.costs.copy_start)
-        return starting + sending + beside + copying / chunks
+        beside = max(0.0, copying / 2 - sending) if sent > 1 else 0.0
+        starting = sent * (self.layers * self.costs.start + 2 * self.pieces * self.costs.copy_start)
+        return starting + sending + beside + copying / max(sent, 1)

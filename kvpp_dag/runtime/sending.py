@@ -17,6 +17,7 @@ from kvpp_dag.runtime.payload import (
     Payload,
     WayChooser,
     blocks_in_use,
+    filled_chunks,
 )
 from kvpp_dag.runtime.transport import Transport
 
@@ -80,7 +81,10 @@ class Sending:
                 sent = len(blocks.used)
                 runs = blocks.runs() if kind == RUNS else []
                 lists[forward % len(lists)].take(blocks, runs)
-                broadcasts = len(runs) * self.chooser.pieces if kind == RUNS else self._layers * kind[1]
+                if kind == RUNS:
+                    broadcasts = len(runs) * self.chooser.pieces
+                else:
+                    broadcasts = self._layers * filled_chunks(sent, kind[1])
             if self._compare_blocks:
                 digest = zlib.crc32(blocks.used.tobytes())
         self.broadcasts += broadcasts

@@ -50,7 +50,8 @@ def summarize(records: Iterable[ForwardRecord]) -> Summary:
         forwards += 1
         with_history += record.graph.history
         exposed += sum(wait.duration for wait in record.waits.values())
-        sent = [node for node in record.graph.broadcasts if node.id in record.spans]
+        # A chunk that a forward does not fill is not sent.
+        sent = [node for node in record.graph.broadcasts if node.id in record.spans and node.bytes]
         broadcasts += len(sent)
         nbytes += sum(node.bytes for node in sent)
         transfers += spans_of(record, Kind.BROADCAST)

@@ -17,19 +17,32 @@ from collections.abc import Callable, Iterator
 from itertools import chain, product
 from typing import Any
 
+import numpy as np
+
 from kvpp_dag.graph import Graph, Policy, build_forward, lower, verify_sequences
 from kvpp_dag.graph.verify import collective_order
 from kvpp_dag.plan import StagePlan
 from kvpp_dag.runtime import compile_forwards
 from kvpp_dag.trace import Recorder
-from tests.benchmarks.hook_timing import Rank, Sleeper, compute, make_plan, nothing, timed_pool
+from tests.benchmarks.hook_timing import (
+    NUM_BLOCKS,
+    DoneAtOnce,
+    Rank,
+    Sleeper,
+    compute,
+    make_plan,
+    nothing,
+    timed_pool,
+)
 from tests.benchmarks.rows import Bar, Row, rounded
 
 US, MS = 1e3, 1e6
 SIZES = [(40, 2), (80, 8), (128, 64)]
 """Layers and ranks."""
 
-NUM_BLOCKS = 1024
+SCATTERED = np.arange(0, 2 * 64, 2)
+"""Blocks in use, of `NUM_BLOCKS`."""
+
 CHUNKS = (1, 2, 4, 8)
 
 
@@ -102,25 +115,35 @@ def _hook_rows(layers: int, ranks: int, forwards: int) -> Iterator[Row]:
 
 
 def _begin_rows(layers: int, ranks: int, forwards: int) -> Iterator[Row]:
-    """`begin` of one forward after the other, against the wake of a thread, of which it makes one; and without it."""
-    sleeper, begins, awake, wakes = Sleeper(), [], [], []
-    with Rank(make_plan(layers, ranks)) as rank:
-        for number in range(forwards + 1):
-            turn = rank.timed_begin(), rank.timed_begin_awake(), sleeper.timed_wake(nothing)
-            if number:
-                begins.append(turn[0])
-                awake.append(turn[1])
-                wakes.append(turn[2])
-    size = f"{layers} layers x {ranks} ranks"
-    wake = percentile(wakes, 50)
-    found = _row(f"begin, cached, against waking a sleeping thread, {size}", begins, US, "us", most=5.0)
-    yield found | {"baseline": rounded(wake / US), "ratio": rounded(percentile(begins, 50) / wake)}
-    yield _row(f"begin, cached, of a worker that is awake, {size}", awake, US, "us")
+    """`begin` of one forward after the other, against the wake of a thread, of which it makes one; and without it.
+
+    With payload active it looks at the blocks in use as well, and copies them.
+    """
+    sleeper = Sleeper()
+    plan = make_plan(layers, ranks)
+    for used, what in ((None, ""), (SCATTERED, f", active, {len(SCATTERED)} blocks")):
+        begins, awake, wakes = [], [], []
+        with Rank(plan, used=used) as rank:
+            for number in range(forwards + 1):
+                turn = rank.timed_begin(), rank.timed_begin_awake(), sleeper.timed_wake(nothing)
+                if number:
+                    begins.append(turn[0])
+                    awake.append(turn[1])
+                    wakes.append(turn[2])
+        size = f"{layers} layers x {ranks} ranks"
+        wake = percentile(wakes, 50)
+        name = f"begin, cached{what}, against waking a sleeping thread, {size}"
+        found = _row(name, begins, US, "us", most=5.0)
+        yield found | {
+            "baseline": rounded(wake / US),
+            "ratio": rounded(percentile(begins, 50) / wake),
+        }
+        yield _row(f"begin, cached{what}, of a worker that is awake, {size}", awake, US, "us")
 
 
 def _bookkeeping_row(layers: int, ranks: int, forwards: int) -> Row:
-    with Rank(make_plan(layers, ranks)) as rank:
-        samples = [rank.bare() for _ in range(forwards + 1)][1:]
+    with Rank(make_plan(layers, ranks), worker=DoneAtOnce) as rank:
+        samples = [rank.bookkeeping() for _ in range(forwards + 1)][1:]
     size = f"{layers} layers x {ranks} ranks"
     return _row(f"bookkeeping of one hook, {size}", samples, US, "us of one thread", most=2.0)
 
@@ -162,7 +185,7 @@ def _verify_row(layers: int, ranks: int, chunks: tuple[int, ...], every: int) ->
         raise RuntimeError(f"A compiled forward is unsound: {findings[0].message}")
     what = f"with chunks {', '.join(map(str, chunks))}" if chunks else "without chunks"
     name = f"build and verify all kinds {what} on all ranks, {layers} layers x {ranks} ranks"
-    return _row(name, [taken], 1e9, "s of one thread", most=None if chunks else 10.0)
+    return _row(name, [taken], 1e9, "s of one thread", most=10.0)
 
 
 def _all_kinds(plan: StagePlan, rank: int, chunks: tuple[int, ...]) -> list[Graph]:

@@ -5,13 +5,19 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 
 from kvpp_dag.graph import Policy, Program
 from kvpp_dag.plan import CacheSpec, Component, StagePlan, plan_stage
-from kvpp_dag.runtime import Arena, CpuStream, ForwardPass, HostStream, Observer
+from kvpp_dag.runtime import Arena, CpuStream, ForwardPass, HostEvent, HostStream, Observer, Payload
 from kvpp_dag.runtime.bind import bind
+from kvpp_dag.runtime.payload import Ids
+from kvpp_dag.runtime.streams import Item, _Wait
+
+NUM_BLOCKS = 1024
+"""Blocks of a cache of which only some are sent."""
 
 _DATA = bytes(256 << 10)
 _PAUSE = bytes(16 << 10)
@@ -58,8 +64,20 @@ def nothing() -> None:
     """Moves nothing."""
 
 
+class DoneAtOnce(CpuStream):
+    """A worker that is through with a forward as soon as it has it, so that no hook waits or wakes anybody."""
+
+    def hold(self, items: tuple[Item, ...]) -> None:
+        """Reach every event of its own, and arm those that it would wait for."""
+        for item in items:
+            if isinstance(item, HostEvent):
+                item.settle()
+            elif isinstance(item, _Wait):
+                item.event.reset()
+
+
 class Rank:
-    """One rank of a stage on streams of the host."""
+    """One rank of a stage on streams of the host; with `used`, of payload active, which sends those blocks."""
 
     def __init__(
         self,
@@ -67,19 +85,25 @@ class Rank:
         *,
         policy: Policy = Policy.ON_RELEASE,
         observer: Observer | None = None,
+        used: Ids | None = None,
+        worker: type[CpuStream] = CpuStream,
     ) -> None:
         self.layers = len(plan.bundles)
         self.ahead = plan.depth + (policy is Policy.ON_RELEASE)
         self.transport = _Counting(plan.ranks)
-        self.streams = {
+        self.used = used
+        self.streams: dict[str, Any] = {
             "compute": HostStream("compute", timeout=60.0),
-            "transfer": CpuStream("transfer", timeout=60.0),
+            "transfer": worker("transfer", timeout=60.0),
         }
+        if used is not None:
+            self.streams["copy"] = worker("copy", timeout=60.0)
         self.forward = ForwardPass(
-            arena=Arena(plan, rank=0, num_blocks=1),
+            arena=Arena(plan, rank=0, num_blocks=1 if used is None else NUM_BLOCKS),
             transport=self.transport,
             **self.streams,
             policy=policy,
+            payload=Payload.FULL if used is None else Payload.ACTIVE,
             observer=observer,
         )
 
@@ -87,7 +111,8 @@ class Rank:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.streams["transfer"].close()
+        for name in self.streams.keys() - {"compute"}:
+            self.streams[name].close()
 
     def bind(self, program: Program) -> object:
         """Bind a program of this stage to the streams."""
@@ -117,7 +142,7 @@ class Rank:
     def timed_begin(self, then: Callable[[], object] = nothing) -> int:
         """A forward with history: nanoseconds of `begin`, with the worker asleep; `then` is called after it."""
         started = time.perf_counter_ns()
-        self.forward.begin(history=True)
+        self.forward.begin(history=True, used=self.used)
         taken = time.perf_counter_ns() - started
         then()
         for i in range(self.layers):
@@ -145,10 +170,10 @@ class Rank:
     def _until_sent(self, count: int) -> None:
         _until(lambda: self.transport.sent >= min(count, self.layers))
 
-    def bare(self) -> int:
-        """A forward without transfers: nanoseconds of this thread per hook."""
+    def bookkeeping(self) -> int:
+        """A forward with history, of a worker that is done at once: nanoseconds of this thread per hook."""
         forward = self.forward
-        forward.begin(history=False)
+        forward.begin(history=True)
         started = time.thread_time_ns()
         for i in range(self.layers):
             forward.acquire(i)

@@ -17,7 +17,7 @@ def test_what_is_chosen_without_a_word():
     config = read()
     assert config.ownership is Ownership.COUNT
     assert config.transport is TransportKind.AUTO
-    assert config.process_groups == 2
+    assert config.process_groups is None
     assert (config.payload, config.policy, config.depth) == (Payload.AUTO, Policy.ON_ACQUIRE, 1)
 
 

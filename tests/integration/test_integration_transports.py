@@ -39,6 +39,11 @@ CASES = {
     "auto, one host": ({}, {}, SHARED),
     "auto, two hosts": ({}, {"hosts": 2}, (ProcessGroupTransport, 2)),
     "auto, an accelerator": ({}, {"device": "cuda"}, (ProcessGroupTransport, 1)),
+    "one group, an accelerator": (
+        {"process_groups": 1},
+        {"device": "cuda"},
+        (ProcessGroupTransport, 1),
+    ),
     "shared memory, one host": ({"transport": "shared_memory"}, {}, SHARED),
     "process group, one host": ({"transport": "process_group"}, {}, (ProcessGroupTransport, 2)),
     "four groups": (
@@ -67,3 +72,11 @@ def test_shared_memory_that_cannot_serve_is_refused_on_every_rank(circumstances)
     for result in run_processes(2, work):
         assert isinstance(result, ConfigError)
         assert "set it to auto or process_group" in str(result)
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_process_groups_that_cannot_be_had_are_refused_on_every_rank(groups):
+    work = partial(choose, settings={"process_groups": groups}, device="cuda")
+    for result in run_processes(2, work):
+        assert isinstance(result, ConfigError), result
+        assert f"kvpp.process_groups is {groups}, but the caches are on cuda" in str(result)

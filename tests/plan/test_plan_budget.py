@@ -1,3 +1,5 @@
+from itertools import product
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -10,12 +12,13 @@ SIZES = st.lists(st.integers(1, 2000), min_size=1, max_size=30)
 RANKS = st.integers(1, 16)
 DEPTHS = st.integers(1, 4)
 BYTES = st.integers(0, 10_000_000)
+NOTHING = budget.Capacity(without=0, with_kvpp=0, with_payload_full=0)
 
 
-def _plan(sizes, ranks, depth=1, drafts=()):
+def _plan(sizes, ranks, depth=1, drafts=(), *, staging=False):
     reported = [spec(i, size) for i, size in enumerate(sizes)]
     reported += [spec(None, size, layer=f"mtp.{i}", draft=True) for i, size in enumerate(drafts)]
-    return plan_stage(reported, ranks=ranks, depth=depth)
+    return plan_stage(reported, ranks=ranks, depth=depth, staging=staging)
 
 
 def test_one_example_in_full():
@@ -49,6 +52,22 @@ def test_the_blocks_fit_and_one_more_does_not(sizes, ranks, depth, available):
         needed = owned + (depth + 1) * max(sizes)
         blocks = budget.physical_blocks(plan, rank, available)
         assert blocks * needed <= available < (blocks + 1) * needed
+
+
+@given(SIZES, RANKS, DEPTHS, BYTES)
+def test_with_staging_the_blocks_fit_beside_both_halves_and_one_more_does_not(
+    sizes, ranks, depth, available
+):
+    plan = _plan(sizes, ranks, depth, staging=True)
+    for rank in range(ranks):
+        owned = sum(b.bytes_per_block for b in plan.bundles if plan.owners[b.ordinal] == rank)
+
+        def needed(blocks, owned=owned):
+            halves = 2 * plan.staging_blocks(blocks) * max(sizes)
+            return blocks * (owned + (depth + 1) * max(sizes)) + halves
+
+        blocks = budget.physical_blocks(plan, rank, available)
+        assert needed(blocks) <= available < needed(blocks + 1)
 
 
 @given(SIZES, RANKS, DEPTHS)
@@ -86,7 +105,7 @@ def test_a_stage_that_caches_nothing_has_no_limit():
     """Case 24."""
     plan = plan_stage([], ranks=4)
     assert budget.physical_blocks(plan, 0, 1000) is None
-    assert capacity(plan, 1000) == budget.Capacity(without=0, with_kvpp=0)
+    assert capacity(plan, 1000) == NOTHING
     budget.check_fits(plan, 0, 10**9, 1000)
     assert capacity_multiplier(plan_model([[]], ranks=4)) == 1.0
 
@@ -94,7 +113,7 @@ def test_a_stage_that_caches_nothing_has_no_limit():
 def test_memory_that_is_gone_already_holds_no_blocks():
     plan = stage(3, 2)
     assert budget.physical_blocks(plan, 0, -5) == 0
-    assert capacity(plan, -5) == budget.Capacity(without=0, with_kvpp=0)
+    assert capacity(plan, -5) == NOTHING
 
 
 def test_few_layers_per_stage_warn_of_less_capacity():
@@ -107,11 +126,45 @@ def test_few_layers_per_stage_warn_of_less_capacity():
     assert "enable_kvpp" in found.warning
 
 
+def test_staging_that_makes_the_loss_is_named_and_payload_full_is_advised():
+    """4 layers, TP2: two owned and two slots are what the engine holds; the halves come on top."""
+    plan = _plan([1152] * 4, 2, staging=True)
+    found = capacity(plan, 1 << 30)
+    assert found.with_kvpp < found.without == found.with_payload_full
+    assert f"holds {found.with_kvpp} blocks where {found.without} fit" in found.warning
+    assert '"kvpp": {"payload": "full"}' in found.warning
+    assert f"holds {found.with_payload_full}." in found.warning
+    assert "enable_kvpp" not in found.warning
+    assert "scratch" not in found.warning
+    assert capacity(_plan([1152] * 4, 2), 1 << 30).warning is None
+
+
+def test_staging_is_not_blamed_for_a_loss_that_the_slots_make():
+    found = capacity(_plan([1152] * 3, 2, staging=True), 1 << 30)
+    assert found.with_kvpp < found.with_payload_full < found.without
+    assert "scratch buffers" in found.warning
+    assert "enable_kvpp" in found.warning
+    assert "payload" not in found.warning
+
+
+@pytest.mark.parametrize("staging", [False, True])
+def test_kvpp_loses_where_the_documentation_says(staging):
+    """Equal bundles: owned layers and slots are more than the layers, with staging as many or more."""
+    outcomes = set()
+    for layers, ranks, depth in product(range(1, 13), (2, 3, 4, 8), (1, 2, 3)):
+        held = -(-layers // ranks) + depth + 1
+        loses = held >= layers if staging else held > layers
+        found = capacity(_plan([1152] * layers, ranks, depth, staging=staging), 1 << 30)
+        assert (found.warning is not None) == loses, (layers, ranks, depth)
+        outcomes.add(loses)
+    assert outcomes == {False, True}
+
+
 def test_enough_layers_do_not_warn():
     found = capacity(stage(12, 4), 100_000)
     assert found.with_kvpp > found.without
     assert found.warning is None
-    assert budget.Capacity(without=7, with_kvpp=7).warning is None
+    assert budget.Capacity(without=7, with_kvpp=7, with_payload_full=7).warning is None
 
 
 @given(SIZES, RANKS, BYTES, st.integers(1, 50))

@@ -132,6 +132,23 @@ def test_other_memory_than_asked_for_is_refused(allocate):
         make(allocate=allocate)
 
 
+MISALIGNED = {
+    "the storage offset": lambda n: torch.zeros(n + 1, dtype=torch.uint8)[1:],
+    "the address": lambda n: torch.frombuffer(bytearray(n + 16), dtype=torch.uint8, offset=4)[8 : 8 + n],
+    "half a word": lambda n: torch.zeros(n + 4, dtype=torch.uint8)[4:],
+}
+
+
+@pytest.mark.parametrize("allocate", MISALIGNED.values(), ids=MISALIGNED)
+def test_memory_that_cannot_be_viewed_as_wide_integers_is_refused(allocate):
+    with pytest.raises(LayoutError, match="expected multiples of 8 for both"):
+        make(allocate=allocate)
+
+
+def test_control_aligned_parts_of_a_larger_storage_are_taken():
+    assert make(allocate=lambda n: torch.zeros(n + 8, dtype=torch.uint8)[8:]).nbytes
+
+
 def test_an_empty_stage_stores_drafts_only():
     arena = make(layers=0)
     assert arena.nbytes == 40 * BLOCKS

@@ -6,8 +6,8 @@ from math import isfinite
 import pytest
 import torch
 
-from kvpp_dag.plan import plan_stage
-from kvpp_dag.runtime import Arena, VerifyingTransport, make_streams, measure_costs
+from kvpp_dag.plan import CacheSpec, Component, plan_stage
+from kvpp_dag.runtime import Arena, Costs, VerifyingTransport, make_streams, measure_costs
 from tests.runtime_support import SENTINEL, GuardedMemory, run_group, small_specs
 
 HOST = torch.device("cpu")
@@ -57,6 +57,44 @@ def test_all_ranks_have_the_costs_of_the_first(kind, work):
 def test_three_ranks():
     results = ranks_of(run_group("local", 3, measure))
     assert len({costs for costs, _ in results}) == 1
+
+
+def unheard(transport, num_blocks):
+    """The costs of a cache with pages of 16 bytes, and how many transfers they took."""
+
+    class Counting:
+        rank, size = transport.rank, transport.size
+        count = 0
+
+        def prepare(self, view, owner):
+            self.count += 1
+            return transport.prepare(view, owner)
+
+    layers = [
+        CacheSpec(layer=f"{i}", index=i, components=(Component(name="main", bytes_per_block=16),))
+        for i in range(2)
+    ]
+    plan = plan_stage(layers, ranks=transport.size, staging=True)
+    streams, counting = make_streams(HOST, timeout=20), Counting()
+    costs = measure_costs(
+        arena=Arena(plan, rank=transport.rank, num_blocks=num_blocks),
+        transport=counting,
+        transfer=streams.transfer,
+        copy=streams.copy,
+        timeout=20,
+    )
+    return costs, counting.count
+
+
+@pytest.mark.parametrize("num_blocks", [1, 5, 8])
+def test_a_cache_too_small_to_measure_has_the_default_costs_on_every_rank(num_blocks):
+    assert ranks_of(run_group("local", 2, unheard, num_blocks)) == [(Costs(), 0)] * 2
+
+
+def test_the_smallest_cache_that_is_measured():
+    (costs, sent), (others, _) = ranks_of(run_group("local", 2, unheard, 9))
+    assert costs == others != Costs()
+    assert sent
 
 
 def deaf(transport):

@@ -38,6 +38,19 @@ def test_a_broadcast_that_stops_halfway_is_an_error():
         VerifyingTransport(Half()).prepare(torch.zeros(100, dtype=torch.uint8), 0)()
 
 
+@pytest.mark.parametrize("nbytes", [1, 2, 7])
+def test_a_piece_that_could_be_the_canary_by_chance_is_not_judged(nbytes, monkeypatch):
+    monkeypatch.setattr("os.urandom", lambda count: b"\x05" * count)
+
+    class Fives(Disabled):
+        def prepare(self, view, owner):
+            return lambda: view.fill_(5)
+
+    VerifyingTransport(Fives()).prepare(torch.zeros(nbytes, dtype=torch.uint8), 0)()
+    with pytest.raises(TransferError, match="the 8 bytes of a canary"):  # the control
+        VerifyingTransport(Fives()).prepare(torch.zeros(8, dtype=torch.uint8), 0)()
+
+
 def test_the_owner_has_no_canary():
     view = torch.arange(100, dtype=torch.uint8)
     VerifyingTransport(Disabled()).prepare(view, 1)()

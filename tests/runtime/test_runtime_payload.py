@@ -11,6 +11,7 @@ from kvpp_dag.plan import plan_stage
 from kvpp_dag.runtime import Arena, Costs, CpuStream, ForwardPass, HostStream, LocalGroup, Payload
 from kvpp_dag.runtime.payload import FULL, RUNS, Way, WayChooser, blocks_in_use
 from kvpp_dag.trace import Recorder
+from kvpp_dag.trace.summary import summarize
 from tests.runtime.paged import NUM_BLOCKS, POISON, WAYS, Step, make_steps, run_steps
 from tests.runtime_support import run_group, small_specs
 
@@ -122,6 +123,44 @@ def test_what_is_recorded_are_the_bytes_that_were_sent(way):
         sent = sum(node.bytes for node in forward.graph.broadcasts)
         assert sent == bytes_used(LAYERS, [step])
         assert sorted(forward.spans) == sorted(node.id for node in forward.graph.nodes)
+
+
+class Counting:
+    """A transport that counts the broadcasts which its rank makes."""
+
+    def __init__(self, inner):
+        self.inner, self.rank, self.size = inner, inner.rank, inner.size
+        self.made = 0
+
+    def prepare(self, view, owner):
+        send = self.inner.prepare(view, owner)
+
+        def counted():
+            self.made += 1
+            send()
+
+        return counted
+
+    def agree(self, token):
+        self.inner.agree(token)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_broadcasts_that_were_made_are_counted_and_no_chunk_that_stays_empty(way):
+    recorder = Recorder(keep=100)
+
+    def work(transport, layers, steps):
+        counting = Counting(transport)
+        observer = recorder if transport.rank == 0 else None
+        result = run_steps(counting, layers, steps, costs=WAYS[way], observer=observer)
+        return counting.made, result.broadcasts_sent
+
+    ((made, counted), (others, _)) = run_group("local", 2, work, LAYERS, STEPS)
+    assert made == others == counted > 0
+    if way == "packed":
+        assert summarize(recorder.forwards).broadcasts == made
+        nodes = sum(len(f.graph.broadcasts) for f in recorder.forwards if f.sent_blocks)
+        assert nodes > made  # some chunks stayed empty
 
 
 def forward_of(payload=Payload.ACTIVE, *, staging=True, copy=True, ranks=2):

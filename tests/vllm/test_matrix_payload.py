@@ -97,13 +97,17 @@ def scheduling(models: Path, prompts: list[list[int]]) -> Case:
 
 
 def deep(models: Path, prompts: list[list[int]]) -> Case:
-    """More layers ahead, up to the most that may be asked for."""
+    """More layers ahead, up to the most that may be asked for.
+
+    Of so many layers that nine slots have to be reused: else they would keep what a rank wrote there itself, and
+    the controls could not differ.
+    """
 
     def ahead(depth: int, policy: str, payload: str) -> dict[str, Any]:
         return {"depth": depth, "policy": policy, "payload": payload}
 
     return Case(
-        workload=_scheduling(models, layers=12),
+        workload=_scheduling(models, layers=24),
         right={
             "3, on acquire": Variant(settings=ahead(3, "on_acquire", "auto"), hook="take_turns"),
             "5, packed": Variant(settings=ahead(5, "on_release", "active"), hook="pack"),
@@ -111,10 +115,10 @@ def deep(models: Path, prompts: list[list[int]]) -> Case:
             "8, whole": Variant(settings=ahead(8, "on_release", "full")),
         },
         wrong={
-            "forgetful": Variant(settings=ahead(5, "on_release", "active"), hook="forget_a_block"),
+            "forgetful": Variant(settings=ahead(8, "on_acquire", "active"), hook="forget_a_block"),
             "skipped": Variant(settings=ahead(8, "on_release", "auto") | {"skip_broadcasts": True}),
         },
-        layers=(12,),
+        layers=(24,),
         met=MET,
     )
 
