@@ -25,7 +25,7 @@ chromium:
 	  fi; \
 	  apt-get -qq update && apt-get -qq install --yes --no-install-recommends chromium; }
 
-# The rows of docs/performance.md, on an idle machine; the quick one takes less than five minutes.
+# The rows of docs/performance.md, on an idle machine; the quick one has those that bars are about, in five minutes.
 bench: $(STAMP)
 	$(BIN)/python -m tests.benchmarks.run --out out/bench.json
 

@@ -106,8 +106,9 @@ def deep(models: Path, prompts: list[list[int]]) -> Case:
     def ahead(depth: int, policy: str, payload: str) -> dict[str, Any]:
         return {"depth": depth, "policy": policy, "payload": payload}
 
+    workload = _scheduling(models, layers=24)
     return Case(
-        workload=_scheduling(models, layers=24),
+        workload=replace(workload, engine=workload.engine | {"kv_cache_memory_bytes": 32 << 20}),
         right={
             "3, on acquire": Variant(settings=ahead(3, "on_acquire", "auto"), hook="take_turns"),
             "5, packed": Variant(settings=ahead(5, "on_release", "active"), hook="pack"),
