@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from kvpp_dag.errors import GraphError
 
@@ -103,18 +103,17 @@ class Node:
         bytes: int = 0,
     ) -> None:
         # As a frozen dataclass would, which takes twice as long over it: half the time of building a graph.
-        self.__dict__.update(
-            id=id,
-            kind=kind,
-            stream=stream,
-            after=after,
-            reads=reads,
-            writes=writes,
-            layer=layer,
-            owner=owner,
-            slot=slot,
-            bytes=bytes,
-        )
+        fields: dict[str, object] = self.__dict__
+        fields["id"] = id
+        fields["kind"] = kind
+        fields["stream"] = stream
+        fields["after"] = after
+        fields["reads"] = reads
+        fields["writes"] = writes
+        fields["layer"] = layer
+        fields["owner"] = owner
+        fields["slot"] = slot
+        fields["bytes"] = bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +211,9 @@ def _plainly_sound(nodes: Sequence[Node], ids: Mapping[str, int]) -> bool:
     """Whether `check_node` has nothing to say, from one look at all nodes together: a graph repeats its names."""
     uses = {n.reads for n in nodes} | {n.writes for n in nodes}
     names = {n.stream for n in nodes}.union(ids, *uses)
-    numbers = {n.layer for n in nodes}.union(*{(n.owner, n.slot, n.bytes) for n in nodes}) - {None}
-    before: set[str] = set().union(*{n.after for n in nodes})
+    places = {n.layer for n in nodes} | {n.slot for n in nodes}
+    numbers = places | {n.owner for n in nodes} | {n.bytes for n in nodes}
+    before = set(chain.from_iterable([n.after for n in nodes]))
     return (
         all(map(NAME.fullmatch, names))
         and all(len(buffers) <= MAX_BUFFERS for buffers in uses)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from kvpp_dag.errors import DivergenceError, TransferError
 from kvpp_dag.runtime.transport import as_bytes, piece_bounds
 
-LARGE = 1 << 28
+LARGE = 1 << 26
 """Bytes from which on a broadcast is spread over all groups of a transport; see docs/runtime.md."""
 
 
