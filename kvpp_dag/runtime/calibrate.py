@@ -14,10 +14,13 @@ from kvpp_dag.runtime.arena import Arena
 from kvpp_dag.runtime.packing import BlockLists, Packing
 from kvpp_dag.runtime.payload import Costs, blocks_in_use
 from kvpp_dag.runtime.streams import Stream
-from kvpp_dag.runtime.transport import Transport
+from kvpp_dag.runtime.transport import SendsRanges, Transport
 
 SMALL, LARGE = 64, 2 << 20
 """Bytes of a transfer that is all start, and of one that is mostly sending."""
+
+RUNS = 64
+"""Ranges of a transfer that is mostly made of them."""
 
 ROUNDS, REPEATS = 3, 2
 """The best of so many rounds counts, each of so many repetitions."""
@@ -53,9 +56,13 @@ def measure_costs(
 
     large = min(LARGE, half.numel())
     start, whole = exchange(min(SMALL, large)), exchange(large)
+    run = start
+    if isinstance(transport, SendsRanges):
+        run = _measure_runs(half, transport, transfer, start, timeout)
     copying = _measure_copies(arena, transport, copy, timeout) if arena.rank == 0 else (0.0, 0.0)
     mine = Costs(
         start=start,
+        run=run,
         copy_start=copying[0],
         send=max(whole - start, whole / 2) / large,  # noise must not make it free
         copy=copying[1],
@@ -66,6 +73,16 @@ def measure_costs(
     transfer.synchronize(timeout)
     names = (field.name for field in fields(Costs))
     return Costs(**dict(zip(names, values.tolist(), strict=True)))
+
+
+def _measure_runs(
+    half: torch.Tensor, transport: Any, transfer: Stream[Any], start: float, timeout: float
+) -> float:
+    """Seconds that one more range takes in a transfer; one without takes `start`."""
+    ranges = [(place, place + 1) for place in range(0, min(2 * RUNS, half.numel()), 2)]
+    sends = [transport.prepare_ranges(half, owner) for owner in (0, transport.size - 1)]
+    several = _seconds(transfer, [partial(send, ranges) for send in sends], timeout) / 2
+    return max(several - start, several / 2) / (len(ranges) - 1)  # noise must not make it free
 
 
 def _measure_copies(

@@ -17,7 +17,7 @@ from kvpp_dag.graph.nodes import TRANSFERS
 from kvpp_dag.plan.stage import ceil_div
 from kvpp_dag.runtime.arena import Arena
 from kvpp_dag.runtime.payload import BlocksInUse
-from kvpp_dag.runtime.transport import Transport
+from kvpp_dag.runtime.transport import Ranges, SendsRanges, Transport
 
 Call = Callable[[], object]
 
@@ -109,9 +109,13 @@ class Packing:
             offset += nbytes
 
     def send_runs(self) -> None:
-        """Broadcast the runs of blocks in place, component by component."""
+        """Broadcast the runs of blocks in place, component by component, together where the transport can."""
         if not self.owned:
             self._clear_fresh()
+        if self._send_ranges is not None:
+            if self.lists.runs:
+                self._send_ranges(self._ranges())
+            return
         for component in self.arena.plan.bundles[self.ordinal].spec.components:
             rows = self.arena.component(self.ordinal, component.name)
             for start, stop in self.lists.runs:
@@ -122,6 +126,22 @@ class Packing:
         if self.lists.fresh:
             for rows in self._rows:
                 rows.index_fill_(0, self.lists.fresh_ids(), 0)
+
+    def _ranges(self) -> list[tuple[int, int]]:
+        """The bytes of the bundle that the runs of blocks take."""
+        spec, blocks = self.arena.plan.bundles[self.ordinal].spec, self.arena.num_blocks
+        places = [(spec.component_offset(c.name, blocks), c.bytes_per_block) for c in spec.components]
+        return [
+            (offset + start * page, offset + stop * page)
+            for offset, page in places
+            for start, stop in self.lists.runs
+        ]
+
+    @cached_property
+    def _send_ranges(self) -> Callable[[Ranges], None] | None:
+        if not isinstance(self.transport, SendsRanges):
+            return None
+        return self.transport.prepare_ranges(self.arena.cache(self.ordinal), self.owner)
 
     def _range(self, chunk: int) -> tuple[int, int]:
         size = ceil_div(self.lists.used, self.chunks)

@@ -47,10 +47,12 @@ RUNS: Kind = (Way.RUNS, 0)
 class Costs:
     """What it takes to start a transfer and a copy (seconds), and to send and to copy (seconds per byte).
 
-    The defaults are those of gloo between two processes on one host.
+    `run` is what each further run of blocks takes: as long as a transfer, unless the transport sends several
+    together. The defaults are those of gloo between two processes on one host.
     """
 
     start: float = 100e-6
+    run: float = 100e-6
     copy_start: float = 20e-6
     send: float = 1 / 4e9
     copy: float = 1 / 8e9
@@ -162,8 +164,9 @@ class WayChooser:
 
     def _in_runs(self, blocks: int, runs: int) -> float:
         """Seconds for runs in place; a whole bundle is one run, whatever its components."""
-        transfers = self.layers if blocks == self.num_blocks else runs * self.pieces
-        return transfers * self.costs.start + blocks * self.bytes_per_block * self.costs.send
+        more = 0 if blocks == self.num_blocks else max(runs * self.pieces - self.layers, 0)
+        starting = self.layers * self.costs.start + more * self.costs.run
+        return starting + blocks * self.bytes_per_block * self.costs.send
 
     def _packed(self, used: int, chunks: int) -> float:
         """Seconds if the copies of one chunk run beside the sending of another, but for the first and last."""

@@ -19,7 +19,7 @@ from kvpp_dag.runtime.payload import (
     blocks_in_use,
     filled_chunks,
 )
-from kvpp_dag.runtime.transport import Transport
+from kvpp_dag.runtime.transport import SendsRanges, Transport
 
 _TOKEN = struct.Struct("<8sqqqI")
 """Layout, number of the forward, chunks, blocks sent, and which ones."""
@@ -51,6 +51,7 @@ class Sending:
         if payload is not Payload.FULL and plan.ranks > 1 and plan.bundles:
             self.chooser = _make_chooser(arena, payload, costs, copies)
         self._transport = transport
+        self._runs_together = isinstance(transport, SendsRanges)
         self._layers = len(plan.bundles)
         self._num_blocks = arena.num_blocks
         self._bytes_per_block = sum(bundle.bytes_per_block for bundle in plan.bundles)
@@ -81,7 +82,9 @@ class Sending:
                 sent = len(blocks.used)
                 runs = blocks.runs() if kind == RUNS else []
                 lists[forward % len(lists)].take(blocks, runs)
-                if kind == RUNS:
+                if kind == RUNS and self._runs_together:
+                    broadcasts = self._layers if runs else 0
+                elif kind == RUNS:
                     broadcasts = len(runs) * self.chooser.pieces
                 else:
                     broadcasts = self._layers * filled_chunks(sent, kind[1])

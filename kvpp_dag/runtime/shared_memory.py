@@ -12,7 +12,7 @@ import torch
 from kvpp_dag.errors import DivergenceError, LayoutError, TransferError
 from kvpp_dag.runtime.links import Exchange, Link, connect
 from kvpp_dag.runtime.segments import Place, Segments, map_segment
-from kvpp_dag.runtime.transport import as_bytes
+from kvpp_dag.runtime.transport import Ranges, as_bytes
 
 _SOURCE, _DONE = 1, 2
 _MESSAGE = struct.Struct("<BQQQQ")
@@ -62,10 +62,13 @@ class SharedMemoryTransport:
         Raises LayoutError also for an owner's view that lies outside the memory of `allocate`, and for a
         reader's that is not on the host.
         """
+        whole = ((0, view.nbytes),)
+        return partial(self.prepare_ranges(view, owner), whole) if view.nbytes else _nothing
+
+    def prepare_ranges(self, view: torch.Tensor, owner: int) -> Callable[[Ranges], None]:
+        """The broadcast of some ranges of `view`, which are one message and a copy each. Raises as `prepare` does."""
         name = f"The cache sent by rank {self.ranks[owner]}"
         flat = as_bytes(view, name)
-        if flat.numel() == 0:
-            return _nothing
         if owner == self.rank:
             return partial(self._send, self._segments.find(flat, name))
         if flat.device.type != "cpu":
@@ -96,9 +99,10 @@ class SharedMemoryTransport:
                 link.close()
         self._segments.close()
 
-    def _send(self, place: Place) -> None:
+    def _send(self, place: Place, ranges: Ranges) -> None:
         self._sequence += 1
-        source = _MESSAGE.pack(_SOURCE, self._sequence, place.nbytes, place.segment, place.offset)
+        nbytes = _length(ranges)
+        source = _MESSAGE.pack(_SOURCE, self._sequence, nbytes, place.segment, place.offset)
         with self._failing("could not broadcast"):
             for reader, link in self._data.items():
                 new = (reader, place.segment) not in self._told
@@ -106,11 +110,11 @@ class SharedMemoryTransport:
                 self._told.add((reader, place.segment))
             for link in self._data.values():
                 message, _ = link.receive(_MESSAGE.size)
-                self._check(_MESSAGE.unpack(message)[:3], (_DONE, self._sequence, place.nbytes), link)
+                self._check(_MESSAGE.unpack(message)[:3], (_DONE, self._sequence, nbytes), link)
 
-    def _receive(self, flat: torch.Tensor, owner: int, link: Link) -> None:
+    def _receive(self, flat: torch.Tensor, owner: int, link: Link, ranges: Ranges) -> None:
         self._sequence += 1
-        nbytes = flat.numel()
+        nbytes = _length(ranges)
         with self._failing("could not broadcast"):
             message, file = link.receive(_MESSAGE.size)
             kind, sequence, sent, segment, offset = _MESSAGE.unpack(message)
@@ -118,7 +122,7 @@ class SharedMemoryTransport:
                 self._mapped[owner, segment] = map_segment(file)
             what = (kind, sequence, sent)
             if what == (_SOURCE, self._sequence, nbytes):
-                _copy(flat, self._source(owner, segment), offset)
+                _copy(flat, self._source(owner, segment), offset, ranges)
             # The owner hears of it even if it differs, so that both ends say why.
             link.send(_MESSAGE.pack(_DONE, self._sequence, nbytes, 0, 0))
             self._check(what, (_SOURCE, self._sequence, nbytes), link)
@@ -157,14 +161,20 @@ class SharedMemoryTransport:
             raise self._broken from error
 
 
-def _copy(into: torch.Tensor, source: torch.Tensor, offset: int) -> None:
-    """One memmove of this thread, without the interpreter lock: torch's copy would use the engine's cores."""
+def _length(ranges: Ranges) -> int:
+    return sum(stop - start for start, stop in ranges)
+
+
+def _copy(into: torch.Tensor, source: torch.Tensor, offset: int, ranges: Ranges) -> None:
+    """A memmove of this thread a range, without the interpreter lock: torch's copy would use the engine's cores."""
     if offset + into.numel() > source.numel():
         raise DivergenceError(
             f"A peer sent {into.numel()} bytes at {offset} of a segment of {source.numel()}: it runs another "
             "version of kvpp_dag."
         )
-    ctypes.memmove(into.data_ptr(), source.data_ptr() + offset, into.numel())
+    target, origin = into.data_ptr(), source.data_ptr() + offset
+    for start, stop in ranges:
+        ctypes.memmove(target + start, origin + start, stop - start)
 
 
 def _described(message: tuple[int, ...]) -> str:

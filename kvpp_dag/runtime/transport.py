@@ -1,7 +1,7 @@
 """What carries bytes from an owner to the other ranks of its group."""
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -27,6 +27,18 @@ class Transport(Protocol):
 
     def agree(self, token: bytes) -> None:
         """Raise DivergenceError unless every rank of the group calls this with an equal token."""
+
+
+Ranges = Sequence[tuple[int, int]]
+"""Bytes `start..stop` of a view, ascending."""
+
+
+@runtime_checkable
+class SendsRanges(Protocol):
+    """A transport to which several ranges of a view are one broadcast, and hardly cost more than one."""
+
+    def prepare_ranges(self, view: torch.Tensor, owner: int) -> Callable[[Ranges], None]:
+        """As `Transport.prepare`, of the ranges of `view` that the call is given: some, the same on all ranks."""
 
 
 def as_bytes(view: torch.Tensor, name: str = "the tensor") -> torch.Tensor:

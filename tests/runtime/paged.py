@@ -25,8 +25,8 @@ NUM_BLOCKS = 40
 POISON = 0xFF
 
 WAYS = {
-    "runs": Costs(start=0.0, send=1.0, copy_start=1.0, copy=1.0),
-    "packed": Costs(start=1.0, send=0.0, copy_start=0.0, copy=0.0),
+    "runs": Costs(start=0.0, run=0.0, send=1.0, copy_start=1.0, copy=1.0),
+    "packed": Costs(start=1.0, run=1.0, send=0.0, copy_start=0.0, copy=0.0),
 }
 """Costs with which payload active takes one way whenever blocks are scattered."""
 
@@ -94,7 +94,7 @@ def run_steps(
     rank, step and layer whose compute raises; every rank then repeats the step.
     """
     plan = plan_stage(small_specs(layers), ranks=transport.size, depth=depth, staging=True)
-    memory = GuardedMemory()
+    memory = GuardedMemory(transport)
     arena = Arena(plan, rank=transport.rank, num_blocks=NUM_BLOCKS, allocate=memory)
     forward = ForwardPass(
         arena=arena,

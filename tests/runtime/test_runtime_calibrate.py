@@ -92,7 +92,7 @@ def test_a_cache_too_small_to_measure_has_the_default_costs_on_every_rank(num_bl
 
 
 def test_the_smallest_cache_that_is_measured():
-    (costs, sent), (others, _) = ranks_of(run_group("local", 2, unheard, 9))
+    (costs, sent), (others, _) = ranks_of(run_group("local", 2, unheard, 17))
     assert costs == others != Costs()
     assert sent
 

@@ -62,15 +62,32 @@ def test_active_computes_what_one_rank_computes(ranks, layers, depth, policy, wa
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_active_between_processes(way):
-    check(served("gloo", 2, LAYERS, STEPS, costs=WAYS[way]), reference(LAYERS, STEPS))
+@pytest.mark.parametrize("kind", ["gloo", "shared"])
+def test_active_between_processes(kind, way):
+    results = served(kind, 2, LAYERS, STEPS, costs=WAYS[way])
+    check(results, reference(LAYERS, STEPS))
+    assert {rank.bytes_sent for rank in results} == {bytes_used(LAYERS, STEPS)}
+
+
+@pytest.mark.parametrize(("kind", "together"), [("gloo", False), ("shared", True)])
+def test_runs_are_one_broadcast_a_layer_where_the_transport_sends_them_together(kind, together):
+    with_history = sum(bool(step.used) for step in STEPS)
+    for rank in served(kind, 2, LAYERS, STEPS, costs=WAYS["runs"]):
+        assert (rank.broadcasts_sent == LAYERS * with_history) is together
+        assert rank.broadcasts_sent >= LAYERS * with_history > 0
+
+
+def test_control_a_block_that_is_not_listed_does_not_arrive_with_its_run():
+    results = served("shared", 2, LAYERS, STEPS, costs=WAYS["runs"], forget=0)
+    expected = reference(LAYERS, STEPS)
+    assert all(rank.outputs != expected.outputs for rank in results)
 
 
 @pytest.mark.parametrize("payload", list(Payload))
 @pytest.mark.parametrize("seed", [2, 3])
 def test_every_payload_with_costs_between(payload, seed):
     steps = make_steps(seed, 30)
-    costs = Costs(start=1e-6, copy_start=1e-7, send=1e-9, copy=1e-10)
+    costs = Costs(start=1e-6, run=1e-6, copy_start=1e-7, send=1e-9, copy=1e-10)
     check(served("local", 2, LAYERS, steps, payload=payload, costs=costs), reference(LAYERS, steps))
 
 

@@ -36,7 +36,7 @@ def make(profiled, payload=Payload.FULL):
         copy=CpuStream("copy", timeout=9.0),
         policy=Policy.ON_RELEASE,
         payload=payload,
-        costs=Costs(start=1.0, send=0.0, copy_start=0.0, copy=0.0),
+        costs=Costs(start=1.0, run=1.0, send=0.0, copy_start=0.0, copy=0.0),
         profiled=profiled,
     )
 
