@@ -21,6 +21,9 @@ from kvpp_dag.runtime.transport import Ranges, SendsRanges, Transport
 
 Call = Callable[[], object]
 
+Places = tuple[tuple[int, int], ...]
+"""Where in a bundle each component begins, and the bytes of its page."""
+
 
 class BlockLists:
     """The blocks of one forward in flight, in memory of their own on the device of the cache."""
@@ -33,6 +36,7 @@ class BlockLists:
         self.used = 0
         self.fresh = 0
         self.runs: list[tuple[int, int]] = []
+        self._ranges: dict[Places, Ranges] = {}
 
     def take(self, blocks: BlocksInUse, runs: list[tuple[int, int]]) -> None:
         """Copy the blocks of a forward; on an accelerator, in the order of the current stream."""
@@ -42,6 +46,17 @@ class BlockLists:
         if self._device is not self._source:
             self._device.copy_(self._source, non_blocking=True)
         self.runs = runs
+        self._ranges.clear()
+
+    def ranges(self, places: Places) -> Ranges:
+        """The bytes that the runs take of a bundle with its components at `places`: once for all bundles alike."""
+        if places not in self._ranges:
+            self._ranges[places] = [
+                (offset + start * page, offset + stop * page)
+                for offset, page in places
+                for start, stop in self.runs
+            ]
+        return self._ranges[places]
 
     def used_ids(self, start: int, stop: int) -> torch.Tensor:
         """Ids of the used blocks `start..stop`: int64 [stop - start]."""
@@ -114,7 +129,7 @@ class Packing:
             self._clear_fresh()
         if self._send_ranges is not None:
             if self.lists.runs:
-                self._send_ranges(self._ranges())
+                self._send_ranges(self.lists.ranges(self._places))
             return
         for component in self.arena.plan.bundles[self.ordinal].spec.components:
             rows = self.arena.component(self.ordinal, component.name)
@@ -127,15 +142,10 @@ class Packing:
             for rows in self._rows:
                 rows.index_fill_(0, self.lists.fresh_ids(), 0)
 
-    def _ranges(self) -> list[tuple[int, int]]:
-        """The bytes of the bundle that the runs of blocks take."""
+    @cached_property
+    def _places(self) -> Places:
         spec, blocks = self.arena.plan.bundles[self.ordinal].spec, self.arena.num_blocks
-        places = [(spec.component_offset(c.name, blocks), c.bytes_per_block) for c in spec.components]
-        return [
-            (offset + start * page, offset + stop * page)
-            for offset, page in places
-            for start, stop in self.lists.runs
-        ]
+        return tuple((spec.component_offset(c.name, blocks), c.bytes_per_block) for c in spec.components)
 
     @cached_property
     def _send_ranges(self) -> Callable[[Ranges], None] | None:

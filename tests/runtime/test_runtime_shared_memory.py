@@ -11,6 +11,7 @@ import torch
 from kvpp_dag.errors import (
     CapacityError,
     ConfigError,
+    DivergenceError,
     LayoutError,
 )
 from kvpp_dag.runtime import VerifyingTransport, links, segments, shared_memory
@@ -47,6 +48,30 @@ def test_every_broadcast_carries_what_the_owner_has_written_since():
         return seen
 
     assert run_ranks(2, work) == [[0, 1, 2, 3, 4]] * 2
+
+
+def test_ranges_of_a_view_arrive_in_their_places_and_nothing_beside_them():
+    ranges = [(0, 3), (7, 8), (60, 64)]
+    inside = {place for start, stop in ranges for place in range(start, stop)}
+
+    def work(transport):
+        memory = filled(transport, 100, transport.rank)
+        transport.prepare_ranges(memory[20:84], 1)(ranges)
+        return memory.tolist()
+
+    expected = [int(place - 20 in inside) for place in range(100)]
+    assert run_ranks(3, work) == [expected, [1] * 100, [2 * (e != 1) + e for e in expected]]
+
+
+def test_ranges_of_different_lengths_are_a_divergence_on_both_ends():
+    def work(transport):
+        memory = filled(transport, 100, transport.rank)
+        transport.prepare_ranges(memory, 0)([(0, 5 + transport.rank)])
+
+    for error in run_ranks(2, work):
+        assert isinstance(error, DivergenceError)
+        assert "5 bytes" in str(error)
+        assert "6 bytes" in str(error)
 
 
 def test_a_segment_is_passed_on_and_mapped_once(monkeypatch):
