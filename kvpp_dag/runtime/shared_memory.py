@@ -66,7 +66,10 @@ class SharedMemoryTransport:
         return partial(self.prepare_ranges(view, owner), whole) if view.nbytes else _nothing
 
     def prepare_ranges(self, view: torch.Tensor, owner: int) -> Callable[[Ranges], None]:
-        """The broadcast of some ranges of `view`, which are one message and a copy each. Raises as `prepare` does."""
+        """The broadcast of some ranges of `view`, which are one message, and a copy each.
+
+        Raises as `prepare` does; the call also raises LayoutError for a range outside the view.
+        """
         name = f"The cache sent by rank {self.ranks[owner]}"
         flat = as_bytes(view, name)
         if owner == self.rank:
@@ -100,8 +103,8 @@ class SharedMemoryTransport:
         self._segments.close()
 
     def _send(self, place: Place, ranges: Ranges) -> None:
+        nbytes = _length(ranges, place.nbytes)
         self._sequence += 1
-        nbytes = _length(ranges)
         source = _MESSAGE.pack(_SOURCE, self._sequence, nbytes, place.segment, place.offset)
         with self._failing("could not broadcast"):
             for reader, link in self._data.items():
@@ -113,8 +116,8 @@ class SharedMemoryTransport:
                 self._check(_MESSAGE.unpack(message)[:3], (_DONE, self._sequence, nbytes), link)
 
     def _receive(self, flat: torch.Tensor, owner: int, link: Link, ranges: Ranges) -> None:
+        nbytes = _length(ranges, flat.numel())
         self._sequence += 1
-        nbytes = _length(ranges)
         with self._failing("could not broadcast"):
             message, file = link.receive(_MESSAGE.size)
             kind, sequence, sent, segment, offset = _MESSAGE.unpack(message)
@@ -161,8 +164,16 @@ class SharedMemoryTransport:
             raise self._broken from error
 
 
-def _length(ranges: Ranges) -> int:
-    return sum(stop - start for start, stop in ranges)
+def _length(ranges: Ranges, size: int) -> int:
+    """Bytes of all `ranges`; raises LayoutError unless they lie within a view of `size` bytes."""
+    length = 0
+    for start, stop in ranges:
+        if not 0 <= start <= stop <= size:
+            raise LayoutError(
+                f"Bytes {start} to {stop} of a view of {size} bytes were to be sent; expected a range within it."
+            )
+        length += stop - start
+    return length
 
 
 def _copy(into: torch.Tensor, source: torch.Tensor, offset: int, ranges: Ranges) -> None:

@@ -74,6 +74,17 @@ def test_ranges_of_different_lengths_are_a_divergence_on_both_ends():
         assert "6 bytes" in str(error)
 
 
+@pytest.mark.parametrize("outside", [(-1, 2), (60, 65), (9, 8)])
+def test_a_range_outside_the_view_is_refused_before_anything_is_sent(outside):
+    def work(transport):
+        send = transport.prepare_ranges(filled(transport, 100, transport.rank)[20:84], 0)
+        with pytest.raises(LayoutError, match="of a view of 64 bytes"):
+            send([(0, 1), outside])
+        send([(0, 1)])  # the group can still be used
+
+    assert run_ranks(2, work) == [None, None]
+
+
 def test_a_segment_is_passed_on_and_mapped_once(monkeypatch):
     mapped = []
     original = segments.map_segment
