@@ -79,6 +79,26 @@ class GuardedMemory:
         )
 
 
+class Counting:
+    """A transport that counts the broadcasts which its rank makes."""
+
+    def __init__(self, inner):
+        self.inner, self.rank, self.size = inner, inner.rank, inner.size
+        self.made = 0
+
+    def prepare(self, view, owner):
+        send = self.inner.prepare(view, owner)
+
+        def counted():
+            self.made += 1
+            send()
+
+        return counted
+
+    def agree(self, token):
+        self.inner.agree(token)
+
+
 class Engine:
     """One rank of a deterministic model: every output depends on every cached byte before it.
 

@@ -36,7 +36,7 @@ def direct_predecessors(forwards: Sequence[Graph]) -> list[list[int]]:
     for graph in forwards:
         base, position = len(predecessors), graph.position
         for i, node in enumerate(graph.nodes, base):
-            before = [base + position[name] for name in node.after] if node.after else []
+            before = [base + position[name] for name in node.after]
             stream = node.stream
             if stream in last_on_stream:
                 before.append(last_on_stream[stream])

@@ -69,9 +69,8 @@ class _Labelled:
         self.nodes = tuple(node for graph in graphs for node in graph.nodes)
         self.accesses: dict[str, list[tuple[int, bool]]] = defaultdict(list)
         for i, node in enumerate(self.nodes):
-            if node.reads or node.writes:
-                for buffer in dict.fromkeys((*node.reads, *node.writes)):
-                    self.accesses[buffer].append((i, buffer in node.writes))
+            for buffer in dict.fromkeys((*node.reads, *node.writes)):
+                self.accesses[buffer].append((i, buffer in node.writes))
         self.pieces = [piece for graph in graphs for piece in _pieces(graph)]
 
     def forward(self, i: int) -> int:

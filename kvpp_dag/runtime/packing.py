@@ -14,9 +14,8 @@ import torch
 
 from kvpp_dag.graph import Graph, Kind
 from kvpp_dag.graph.nodes import TRANSFERS
-from kvpp_dag.plan.stage import ceil_div
 from kvpp_dag.runtime.arena import Arena
-from kvpp_dag.runtime.payload import BlocksInUse
+from kvpp_dag.runtime.payload import BlocksInUse, chunk_range
 from kvpp_dag.runtime.transport import Ranges, SendsRanges, Transport
 
 Call = Callable[[], object]
@@ -154,8 +153,7 @@ class Packing:
         return self.transport.prepare_ranges(self.arena.cache(self.ordinal), self.owner)
 
     def _range(self, chunk: int) -> tuple[int, int]:
-        size = ceil_div(self.lists.used, self.chunks)
-        return min(chunk * size, self.lists.used), min((chunk + 1) * size, self.lists.used)
+        return chunk_range(self.lists.used, self.chunks, chunk)
 
     def _half(self, chunk: int) -> torch.Tensor:
         return self.arena.staging((self.ordinal * self.chunks + chunk) % 2)

@@ -108,8 +108,14 @@ def _steps(ids: Ids, num_blocks: int) -> Ids:
     return steps
 
 
+def chunk_range(used: int, chunks: int, chunk: int) -> tuple[int, int]:
+    """The first of `used` blocks in a chunk, and the end; the last chunks may be empty."""
+    size = ceil_div(used, chunks)
+    return min(chunk * size, used), min((chunk + 1) * size, used)
+
+
 def filled_chunks(used: int, chunks: int) -> int:
-    """How many of `chunks` chunks `used` blocks fill, if each takes as many as the first: the rest are not sent."""
+    """How many of `chunks` chunks are not empty, and so are sent; see `chunk_range`."""
     return ceil_div(used, ceil_div(used, chunks)) if used else 0
 
 

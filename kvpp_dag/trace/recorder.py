@@ -8,7 +8,7 @@ from typing import Any
 
 from kvpp_dag.graph import Graph, Kind
 from kvpp_dag.graph.nodes import EVENTS
-from kvpp_dag.plan.stage import ceil_div
+from kvpp_dag.runtime.payload import chunk_range
 from kvpp_dag.runtime.tape import Mark, Taken, Tape
 from kvpp_dag.trace.records import ForwardRecord, Span
 
@@ -138,10 +138,10 @@ def _as_sent(graph: Graph, blocks: int, sent: int | None) -> Graph:
     nodes = []
     for node in graph.nodes:
         if node.kind is Kind.BROADCAST:
-            size = ceil_div(sent, layers[node.layer])
-            carried = min(size, max(sent - size * chunk[node.layer], 0))
+            start, stop = chunk_range(sent, layers[node.layer], chunk[node.layer])
             chunk[node.layer] += 1
-            node = replace(node, bytes=node.bytes // blocks * carried if blocks else 0)  # noqa: PLW2901
+            carried = node.bytes // blocks * (stop - start) if blocks else 0
+            node = replace(node, bytes=carried)  # noqa: PLW2901
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
 

@@ -8,7 +8,7 @@ import torch
 
 from kvpp_dag.plan import CacheSpec, Component, plan_stage
 from kvpp_dag.runtime import Arena, Costs, VerifyingTransport, make_streams, measure_costs
-from tests.runtime_support import SENTINEL, GuardedMemory, run_group, small_specs
+from tests.runtime_support import SENTINEL, Counting, GuardedMemory, run_group, small_specs
 
 HOST = torch.device("cpu")
 
@@ -61,21 +61,12 @@ def test_three_ranks():
 
 def unheard(transport, num_blocks):
     """The costs of a cache with pages of 16 bytes, and how many transfers they took."""
-
-    class Counting:
-        rank, size = transport.rank, transport.size
-        count = 0
-
-        def prepare(self, view, owner):
-            self.count += 1
-            return transport.prepare(view, owner)
-
     layers = [
         CacheSpec(layer=f"{i}", index=i, components=(Component(name="main", bytes_per_block=16),))
         for i in range(2)
     ]
     plan = plan_stage(layers, ranks=transport.size, staging=True)
-    streams, counting = make_streams(HOST, timeout=20), Counting()
+    streams, counting = make_streams(HOST, timeout=20), Counting(transport)
     costs = measure_costs(
         arena=Arena(plan, rank=transport.rank, num_blocks=num_blocks),
         transport=counting,
@@ -83,7 +74,7 @@ def unheard(transport, num_blocks):
         copy=streams.copy,
         timeout=20,
     )
-    return costs, counting.count
+    return costs, counting.made
 
 
 @pytest.mark.parametrize("num_blocks", [1, 5, 8])

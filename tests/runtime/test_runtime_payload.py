@@ -13,7 +13,7 @@ from kvpp_dag.runtime.payload import FULL, RUNS, Way, WayChooser, blocks_in_use
 from kvpp_dag.trace import Recorder
 from kvpp_dag.trace.summary import summarize
 from tests.runtime.paged import NUM_BLOCKS, POISON, WAYS, Step, make_steps, run_steps
-from tests.runtime_support import run_group, small_specs
+from tests.runtime_support import Counting, run_group, small_specs
 
 LAYERS = 5
 STEPS = make_steps(1, 24)
@@ -140,26 +140,6 @@ def test_what_is_recorded_are_the_bytes_that_were_sent(way):
         sent = sum(node.bytes for node in forward.graph.broadcasts)
         assert sent == bytes_used(LAYERS, [step])
         assert sorted(forward.spans) == sorted(node.id for node in forward.graph.nodes)
-
-
-class Counting:
-    """A transport that counts the broadcasts which its rank makes."""
-
-    def __init__(self, inner):
-        self.inner, self.rank, self.size = inner, inner.rank, inner.size
-        self.made = 0
-
-    def prepare(self, view, owner):
-        send = self.inner.prepare(view, owner)
-
-        def counted():
-            self.made += 1
-            send()
-
-        return counted
-
-    def agree(self, token):
-        self.inner.agree(token)
 
 
 @pytest.mark.parametrize("way", WAYS)
