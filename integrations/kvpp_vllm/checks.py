@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 WORKERS = {
-    "vllm.v1.worker.cpu_worker.CPUWorker": "kvpp_vllm.worker.KvppCPUWorker",
+    "vllm.v1.worker.cpu_worker.CPUWorker": "kvpp_vllm.worker_cpu.KvppCPUWorker",
     "vllm.v1.worker.gpu_worker.Worker": "kvpp_vllm.worker.KvppWorker",
 }
 """vLLM's worker classes that KVPP extends, and with what."""

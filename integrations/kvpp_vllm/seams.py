@@ -1,7 +1,9 @@
-"""Every place of vLLM that KVPP leans on, in one table, and the check that they are as expected.
+"""Every place of vLLM that KVPP leans on, in tables by platform, and the check that they are as expected.
 
-A seam that is missing or whose parameters have changed is an error at start that names it. Those of single
-attention classes stand in `attention`, and are checked where a model uses the class.
+A seam that is missing or whose parameters have changed is an error at start that names it. A worker checks
+the table of its own platform alone: to look at a seam its module is imported, and that of another platform's
+worker may change torch for the whole process. Seams of single attention classes stand in `attention`, and
+are checked where a model uses the class.
 """
 
 import importlib
@@ -41,42 +43,12 @@ _ATTENTION_V2 = "vllm.v1.worker.gpu.attn_utils"
 _MLA = "vllm.model_executor.layers.attention.mla_attention"
 _OUTPUT = "vllm.v1.core.sched.output"
 
-SEAMS = (
+COMMON_SEAMS = (
     Seam(
         module="vllm.config",
         attribute="VllmConfig",
         fields=("additional_config", "parallel_config", "model_config", "kv_transfer_config"),
         use="the user's settings, and the worker class that serves them",
-    ),
-    Seam(
-        module="vllm.v1.worker.cpu_worker",
-        attribute="CPUWorker.determine_available_memory",
-        parameters=(),
-        use="budget: physical bytes become the logical bytes that the planner divides",
-    ),
-    Seam(
-        module="vllm.v1.worker.gpu_worker",
-        attribute="Worker.determine_available_memory",
-        parameters=(),
-        use="budget, on GPUs",
-    ),
-    Seam(
-        module="vllm.v1.worker.gpu_worker",
-        attribute="Worker.init_device",
-        parameters=(),
-        use="the KVPP group, once the device and the engine's groups are there",
-    ),
-    Seam(
-        module="vllm.v1.worker.gpu_worker",
-        attribute="Worker.initialize_from_config",
-        parameters=("kv_cache_config",),
-        use="allocation with the final block count",
-    ),
-    Seam(
-        module="vllm.v1.worker.gpu_worker",
-        attribute="Worker.execute_model",
-        parameters=("scheduler_output",),
-        use="end or abort of a forward",
     ),
     Seam(
         module=_RUNNER,
@@ -213,7 +185,41 @@ SEAMS = (
 )
 
 
-def check_seams(seams: tuple[Seam, ...] = SEAMS, *, runner: int | None = None) -> None:
+def worker_seams(module: str, worker: str) -> tuple[Seam, ...]:
+    """The methods of a worker class that KVPP extends."""
+    return (
+        Seam(
+            module=module,
+            attribute=f"{worker}.init_device",
+            parameters=(),
+            use="the KVPP group, once the device and the engine's groups are there",
+        ),
+        Seam(
+            module=module,
+            attribute=f"{worker}.determine_available_memory",
+            parameters=(),
+            use="budget: physical bytes become the logical bytes that the planner divides",
+        ),
+        Seam(
+            module=module,
+            attribute=f"{worker}.initialize_from_config",
+            parameters=("kv_cache_config",),
+            use="allocation with the final block count",
+        ),
+        Seam(
+            module=module,
+            attribute=f"{worker}.execute_model",
+            parameters=("scheduler_output",),
+            use="end or abort of a forward",
+        ),
+    )
+
+
+GPU_SEAMS = (*worker_seams("vllm.v1.worker.gpu_worker", "Worker"), *COMMON_SEAMS)
+CPU_SEAMS = (*worker_seams("vllm.v1.worker.cpu_worker", "CPUWorker"), *COMMON_SEAMS)
+
+
+def check_seams(seams: tuple[Seam, ...], *, runner: int | None = None) -> None:
     """Raise NotActiveError, naming the first seam that this vLLM lacks or has changed.
 
     With `runner` 1 or 2, the seams that only the other Model Runner needs are left out.

@@ -40,6 +40,8 @@ def _main_first(specs: Mapping[str, Any], names: list[str]) -> list[str]:
 
 
 def _spec(specs: Mapping[str, Any], names: list[str], index: int | None, *, draft: bool) -> CacheSpec:
+    from vllm.v1.kv_cache_interface import MLAAttentionSpec  # noqa: PLC0415
+
     return CacheSpec(
         layer=names[0],
         index=index,
@@ -48,5 +50,6 @@ def _spec(specs: Mapping[str, Any], names: list[str], index: int | None, *, draf
         ),
         draft=draft,
         group=type(specs[names[0]]).__name__,
-        replicated=all(type(specs[name]).__name__ == "MLAAttentionSpec" for name in names),
+        # A platform may have a class of its own that is one of vLLM's.
+        replicated=all(isinstance(specs[name], MLAAttentionSpec) for name in names),
     )

@@ -1,4 +1,4 @@
-"""vLLM workers with KVPP: what they do differently at start and around a forward.
+"""A vLLM worker with KVPP: what it does differently at start and around a forward.
 
 vLLM's executor makes the class that `parallel_config.worker_cls` names; being that class is what makes
 KVPP active, so it cannot be left out silently.
@@ -7,14 +7,13 @@ KVPP active, so it cannot be left out silently.
 from typing import Any
 
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
-from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.v1.worker.gpu_worker import Worker
 
 from kvpp_dag.errors import NotActiveError
 from kvpp_vllm.config import read_config
 from kvpp_vllm.rank import KvppRank
 from kvpp_vllm.runners import RunnerKind, after_state_update, allocating, runner_kind
-from kvpp_vllm.seams import check_seams
+from kvpp_vllm.seams import GPU_SEAMS, Seam, check_seams
 from kvpp_vllm.transports import make_transport
 
 
@@ -23,11 +22,12 @@ class KvppWorker(Worker):  # type: ignore[misc]
 
     kvpp: KvppRank
     kvpp_runner: RunnerKind
+    kvpp_seams: tuple[Seam, ...] = GPU_SEAMS
 
     def init_device(self) -> None:
         """Set up the device as vLLM does, then the KVPP group of this pipeline stage."""
         self.kvpp_runner = runner_kind(self.vllm_config)
-        check_seams(runner=self.kvpp_runner.version)
+        check_seams(self.kvpp_seams, runner=self.kvpp_runner.version)
         super().init_device()
         config = read_config(self.vllm_config.additional_config)
         if config is None:
@@ -81,7 +81,3 @@ class KvppWorker(Worker):  # type: ignore[misc]
     def kvpp_write_trace(self) -> str | None:
         """Write the trace of the last forwards now, for `collective_rpc`; returns its path."""
         return self.kvpp.write_trace()
-
-
-class KvppCPUWorker(KvppWorker, CPUWorker):  # type: ignore[misc]
-    """The same on a CPU."""

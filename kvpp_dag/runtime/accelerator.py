@@ -15,6 +15,7 @@ import torch
 
 from kvpp_dag.errors import TransferError
 from kvpp_dag.runtime.device_times import AcceleratorTimes, Anchor
+from kvpp_dag.runtime.native import NativeEvent, NativeStream
 from kvpp_dag.runtime.streams import Work
 from kvpp_dag.runtime.tape import Stamp, Tape
 
@@ -37,7 +38,7 @@ class AcceleratorEvent:
     def __init__(self, name: str, device: torch.device) -> None:
         self.name = name
         self.error: BaseException | None = None
-        self.native = torch.Event(device)
+        self.native = NativeEvent(device)
 
     def query(self) -> bool:
         """Whether the point was reached. Raises TransferError if the device has failed."""
@@ -141,7 +142,7 @@ class AcceleratorStream:
         self.name = name
         self.error: BaseException | None = None
         self._device = device
-        self._native = torch.Stream(device=device)
+        self._native = NativeStream(device=device)
         self._end = self.event(f"the end of stream {name!r}")
 
     def event(self, name: str) -> AcceleratorEvent:

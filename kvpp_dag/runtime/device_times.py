@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kvpp_dag.runtime.native import NativeEvent, NativeStream
 from kvpp_dag.runtime.tape import Stamp, Tape
 
 ATTEMPTS = 8
@@ -42,10 +43,10 @@ class Anchor:
 
         The host may be slow to notice, so the quickest of some attempts counts.
         """
-        stream = torch.Stream(device=self.device)  # an idle one: nothing is queued before the event
+        stream = NativeStream(device=self.device)  # an idle one: nothing is queued before the event
         best, found = None, 0
         for _ in range(ATTEMPTS):
-            tie = torch.Event(self.device, enable_timing=True)
+            tie = NativeEvent(self.device, enable_timing=True)
             before = self.clock()
             tie.record(stream)
             tie.synchronize()
@@ -62,12 +63,12 @@ class AcceleratorTimes:
         self._tape = tape
         self._anchor = anchor
         self._events: list[tuple[int, torch.Event]] = []
-        self._bases = [torch.Event(anchor.device, enable_timing=True) for _ in range(2)]
+        self._bases = [NativeEvent(anchor.device, enable_timing=True) for _ in range(2)]
         self._based = False
 
     def stamp(self, cell: int) -> Stamp:
         """Records a timing event on the stream that is current where it is called."""
-        event = torch.Event(self._anchor.device, enable_timing=True)
+        event = NativeEvent(self._anchor.device, enable_timing=True)
         self._events.append((cell, event))
         times = self._tape.times
 

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 
 from kvpp_dag.errors import ConfigError, DivergenceError, TransferError
+from kvpp_dag.runtime.native import NativeEvent
 from kvpp_dag.runtime.transport import as_bytes
 
 
@@ -139,8 +140,8 @@ class LocalTransport:
             return partial(self._meet, what, take=partial(_take, self.rank, flat))
         if flat.device.type == "cpu":
             return partial(self._meet, what, source=Source(flat=flat))
-        taken = tuple(torch.Event(flat.device) for _ in range(self.size))
-        return partial(self._send, what, Source(flat=flat, sent=torch.Event(flat.device), taken=taken))
+        taken = tuple(NativeEvent(flat.device) for _ in range(self.size))
+        return partial(self._send, what, Source(flat=flat, sent=NativeEvent(flat.device), taken=taken))
 
     def agree(self, token: bytes) -> None:
         """Meet with `token`; ranks with different tokens diverge."""

@@ -20,7 +20,7 @@ from kvpp_dag.runtime import programs
 from kvpp_dag.runtime.packing import Packing
 from kvpp_vllm.history import has_history
 from kvpp_vllm.rank import KvppRank
-from kvpp_vllm.worker import KvppCPUWorker
+from kvpp_vllm.worker_cpu import KvppCPUWorker
 
 PHASES = {
     "phase_right": "everything as it should be",

@@ -13,7 +13,7 @@ import pytest
 from kvpp_dag.errors import NotActiveError
 from kvpp_vllm.config_seams import CONFIG_SEAMS
 from kvpp_vllm.demo.engine import environment
-from kvpp_vllm.seams import SEAMS, Seam, check_seams
+from kvpp_vllm.seams import CPU_SEAMS, GPU_SEAMS, Seam, check_seams
 from tests.support.models import write_dense_checkpoint
 from tests.support.vllm_cpu import REPOSITORY
 
@@ -95,7 +95,7 @@ def cases(run) -> dict[str, str]:
 
 
 def test_asked_for_it_replaces_the_worker_class(cases):
-    assert cases["on"] == "kvpp_vllm.worker.KvppCPUWorker"
+    assert cases["on"] == "kvpp_vllm.worker_cpu.KvppCPUWorker"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_asked_for_it_replaces_the_worker_class(cases):
     ],
 )
 def test_what_goes_together_with_it_is_not_refused(cases, case):
-    assert cases[case] == "kvpp_vllm.worker.KvppCPUWorker"
+    assert cases[case] == "kvpp_vllm.worker_cpu.KvppCPUWorker"
 
 
 @pytest.mark.parametrize("case", ["off", "false"])
@@ -191,8 +191,9 @@ def test_refused_in_one_sentence_that_names_the_setting(cases, case, words):
     assert "\n" not in message
 
 
-def test_the_installed_vllm_has_every_seam():
-    check_seams((*SEAMS, *CONFIG_SEAMS))
+@pytest.mark.parametrize("seams", [CONFIG_SEAMS, CPU_SEAMS, GPU_SEAMS], ids=["settings", "CPU", "GPU"])
+def test_the_installed_vllm_has_every_seam(seams):
+    check_seams(seams)
 
 
 @pytest.mark.parametrize(
@@ -211,4 +212,4 @@ def test_the_installed_vllm_has_every_seam():
 )
 def test_a_missing_or_changed_seam_is_an_error_that_names_it(changed):
     with pytest.raises(NotActiveError, match=rf"{changed.module}\.{changed.attribute}"):
-        check_seams((*SEAMS, changed))
+        check_seams((*GPU_SEAMS, changed))

