@@ -22,8 +22,8 @@ def hook_layers(forward: ForwardPass, layers: Mapping[str, Any]) -> None:
         layer = layers[bundle.layer]
         attention = attention_of(layer, bundle.layer)
         for path in _acquiring_methods(attention, bundle, layer, layers):
-            _wrap(layer, bundle.layer, path, _acquiring, forward, bundle.ordinal)
-        _wrap(layer, bundle.layer, attention.release, _releasing, forward, bundle.ordinal)
+            wrap(layer, bundle.layer, path, acquiring, forward, bundle.ordinal)
+        wrap(layer, bundle.layer, attention.release, releasing, forward, bundle.ordinal)
 
 
 def _acquiring_methods(
@@ -45,7 +45,7 @@ def _acquiring_methods(
     return (*attention.acquire_indexer, *attention.acquire)
 
 
-def _wrap(
+def wrap(
     layer: Any,
     name: str,
     path: str,
@@ -67,7 +67,9 @@ def _wrap(
     setattr(owner, method, wrapper(forward, ordinal, original))
 
 
-def _acquiring(forward: ForwardPass, ordinal: int, original: Method) -> Method:
+def acquiring(forward: ForwardPass, ordinal: int, original: Method) -> Method:
+    """`original`, with the layer acquired before it."""
+
     def acquire_first(*args: Any, **kwargs: Any) -> Any:
         # Dummy and profiling runs call layers outside any forward; they have no history to wait for.
         if forward.active:
@@ -77,7 +79,9 @@ def _acquiring(forward: ForwardPass, ordinal: int, original: Method) -> Method:
     return acquire_first
 
 
-def _releasing(forward: ForwardPass, ordinal: int, original: Method) -> Method:
+def releasing(forward: ForwardPass, ordinal: int, original: Method) -> Method:
+    """`original`, with the layer released after it."""
+
     def release_after(*args: Any, **kwargs: Any) -> Any:
         output = original(*args, **kwargs)
         if forward.active:
