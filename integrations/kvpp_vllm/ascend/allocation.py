@@ -32,8 +32,8 @@ def raw_tensors(arena: Arena, runner: Any, kv_cache_config: Any, allocate: Calla
         sizes = [part.numel() for part in parts]
         if [part.numel() for part in raw[layer]] != sizes:
             raise NotActiveError(
-                f"KVPP was asked for and cannot be active: vllm-ascend keeps the cache of layer {layer!r} in tensors of "
-                f"{sizes} bytes, and the plan in {[part.numel() for part in raw[layer]]}. Run this model with KVPP off."
+                f"KVPP was asked for and cannot be active: vllm-ascend keeps the cache of layer {layer!r} in tensors "
+                f"of {sizes} bytes, and the plan in {[part.numel() for part in raw[layer]]}. Run this model with KVPP off."
             )
     if found:
         raise NotActiveError(

@@ -10,7 +10,7 @@ from kvpp_dag.errors import ConfigError
 from kvpp_vllm.config import KvppConfig, read_config
 
 SETTINGS = "KVPP_DAG_SETTINGS"
-"""The variable that lets this project's runtime serve in place of vllm-ascend's: `kvpp` settings as JSON, `{}` for none.
+"""The variable that lets this project's runtime serve in place of vllm-ascend's: settings as JSON, `{}` for none.
 
 It carries them because a vllm-ascend with a KVPP of its own refuses keys of additional_config that it does not know.
 """
@@ -49,7 +49,9 @@ def read_settings(additional_config: Any) -> KvppConfig | None:
     try:
         settings = json.loads(given)
     except ValueError as error:
-        raise ConfigError(f"{SETTINGS} is {given!r}; expected a JSON object of settings ({error}).") from error
+        raise ConfigError(
+            f"{SETTINGS} is {given!r}; expected a JSON object of settings ({error})."
+        ) from error
     try:
         return read_config({"enable_kvpp": True, "kvpp": settings})
     except ConfigError as error:

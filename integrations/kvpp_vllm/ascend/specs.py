@@ -39,8 +39,6 @@ def cache_specs(
     return result + shared_specs(shared or {})
 
 
-
-
 def parts_of(name: str, spec: Any, layer: Any) -> Parts:
     """Bytes of a block of each part of one spec. Raises NotActiveError where they do not add up to its block."""
     size = _bytes_of(spec.dtype)

@@ -28,7 +28,9 @@ def load() -> None:
 def register(module: ModuleType) -> None:
     """Make `module` torch.npu, and name what vllm-ascend expects torch_npu to have put into torch."""
     torch._register_device_module("npu", module)
-    torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
+    torch.utils.generate_methods_for_privateuse1_backend(
+        for_tensor=True, for_module=True, for_storage=True
+    )
     torch.version.cann = "8.5.0"
     torch.distributed.is_hccl_available = lambda: True
     dist.Backend.register_backend("hccl", _collectives, devices=["npu"])

@@ -69,7 +69,9 @@ def npu_moe_init_routing_custom(x: Tensor, expert_idx: Tensor, **named: Any) -> 
     first, end = named["active_expert_range"]
     choices = expert_idx.flatten().long()
     here = (choices >= first) & (choices < end)
-    order = torch.argsort(torch.where(here, choices, named["expert_num"]), stable=True)[: int(here.sum())]
+    order = torch.argsort(torch.where(here, choices, named["expert_num"]), stable=True)[
+        : int(here.sum())
+    ]
     rows = torch.zeros(len(choices), x.shape[1], dtype=x.dtype)
     rows[: len(order)] = x[order // expert_idx.shape[1]]
     places = torch.full((len(choices),), -1, dtype=torch.int32)
@@ -105,7 +107,9 @@ def npu_grouped_matmul(
     group_list: Any = None,
 ) -> list[Tensor]:
     if (group_list_type, group_type, split_item, bias) != (1, 0, 2, None):
-        raise NotImplementedError("the stand-in torch_npu multiplies rows by counts alone, without a bias")
+        raise NotImplementedError(
+            "the stand-in torch_npu multiplies rows by counts alone, without a bias"
+        )
     return [_grouped_matmul(x[0], weight[0], group_list)]
 
 

@@ -68,7 +68,12 @@ def _transpose_batchmatmul(
 
 @python
 def npu_transpose_batchmatmul(
-    x: Tensor, weight: Tensor, *, perm_x1: Any = (0, 1, 2), perm_x2: Any = (0, 1, 2), perm_y: Any = (1, 0, 2)
+    x: Tensor,
+    weight: Tensor,
+    *,
+    perm_x1: Any = (0, 1, 2),
+    perm_x2: Any = (0, 1, 2),
+    perm_y: Any = (1, 0, 2),
 ) -> Tensor:
     return _transpose_batchmatmul(x, weight, perm_x1, perm_x2, perm_y)
 
@@ -108,7 +113,9 @@ def npu_fused_infer_attention_score(
 ) -> tuple[Tensor, Tensor]:
     """Tokens of all requests in a row, without pages; lengths are running totals of queries and of keys."""
     heads = named["num_heads"]
-    if (named["input_layout"], named["num_key_value_heads"]) != ("TND", heads) or named["block_table"] is not None:
+    if (named["input_layout"], named["num_key_value_heads"]) != ("TND", heads) or named[
+        "block_table"
+    ] is not None:
         raise NotImplementedError(f"the stand-in torch_npu has no attention of {named['input_layout']}")
     if named["query_rope"] is not None:
         query = torch.cat((query, named["query_rope"]), -1)

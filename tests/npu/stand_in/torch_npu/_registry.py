@@ -32,7 +32,7 @@ def operator(
     """
 
     def define(function: Function) -> Function:
-        name = schema.split("(")[0]
+        name = schema.split("(", maxsplit=1)[0]
         library = _libraries[space]
         library.define(schema)
         call = getattr(getattr(torch.ops, space), name)

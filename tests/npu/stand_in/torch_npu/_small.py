@@ -87,13 +87,13 @@ def npu_interleave_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return interleaved_rope(x, cos, sin).to(x.dtype)
 
 
-@operator("npu_rotary_mul(Tensor x, Tensor cos, Tensor sin, str rotary_mode='half') -> Tensor", meta=True)
+@operator(
+    "npu_rotary_mul(Tensor x, Tensor cos, Tensor sin, str rotary_mode='half') -> Tensor", meta=True
+)
 def npu_rotary_mul(x: Tensor, cos: Tensor, sin: Tensor, rotary_mode: str = "half") -> Tensor:
     wide = x.float()
-    if rotary_mode == "half":
-        other = _turned(wide)
-    else:
-        other = torch.stack((-wide[..., 1::2], wide[..., ::2]), -1).flatten(-2)
+    pairs = torch.stack((-wide[..., 1::2], wide[..., ::2]), -1).flatten(-2)
+    other = _turned(wide) if rotary_mode == "half" else pairs
     return (wide * cos.float() + other * sin.float()).to(x.dtype)
 
 
@@ -110,7 +110,9 @@ def _npu_rotary_embedding(
         heads = x.reshape(x.shape[0], -1, head_size).float()
         first, second = heads.chunk(2, -1) if is_neox else (heads[..., ::2], heads[..., 1::2])
         parts = (first * cos - second * sin, second * cos + first * sin)
-        x.copy_((torch.cat(parts, -1) if is_neox else torch.stack(parts, -1).flatten(-2)).reshape(x.shape))
+        x.copy_(
+            (torch.cat(parts, -1) if is_neox else torch.stack(parts, -1).flatten(-2)).reshape(x.shape)
+        )
 
 
 @operator("npu_top_k_top_p(Tensor logits, Tensor? p=None, Tensor? k=None) -> Tensor", meta=True)
@@ -139,9 +141,13 @@ def _quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @python
-def npu_dynamic_quant(x: Tensor, *, smooth_scales: Any = None, dst_type: Any = torch.int8, **_: Any) -> Any:
+def npu_dynamic_quant(
+    x: Tensor, *, smooth_scales: Any = None, dst_type: Any = torch.int8, **_: Any
+) -> Any:
     if dst_type != torch.int8 or smooth_scales is not None:
-        raise NotImplementedError("the stand-in torch_npu quantises to int8 alone, without smooth scales")
+        raise NotImplementedError(
+            "the stand-in torch_npu quantises to int8 alone, without smooth scales"
+        )
     return _quantize_rows(x)
 
 

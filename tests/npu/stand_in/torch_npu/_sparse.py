@@ -59,7 +59,9 @@ def _choose(
         ahead = torch.arange(known)[None] > torch.arange(queries)[:, None] + (known - queries)
         scores = scores_of(number, rows, known).masked_fill(ahead, float("-inf"))
         best = scores.topk(min(count, TOPK, known), -1)
-        out[rows, 0, : best.indices.shape[1]] = torch.where(best.values > float("-inf"), best.indices, -1).int()
+        out[rows, 0, : best.indices.shape[1]] = torch.where(
+            best.values > float("-inf"), best.indices, -1
+        ).int()
     return out
 
 
@@ -111,18 +113,27 @@ def npu_lightning_indexer_quant(
     query: Tensor, key: Tensor, weights: Tensor, query_scale: Tensor, key_scale: Tensor, **named: Any
 ) -> Tensor:
     """The same with int8 queries and keys; scales [T, heads] and [blocks, block, 1]."""
-    wide, shares, table = query.float() * query_scale.float()[..., None], weights.float(), named["block_table"]
+    wide, shares, table = (
+        query.float() * query_scale.float()[..., None],
+        weights.float(),
+        named["block_table"],
+    )
     scales = key_scale.unsqueeze(2)
 
     def scores(number: int, rows: slice, count: int) -> Tensor:
-        keys = gathered(key, table[number], count).float() * gathered(scales, table[number], count).float()
+        keys = (
+            gathered(key, table[number], count).float() * gathered(scales, table[number], count).float()
+        )
         return _scores(wide[rows], keys, shares[rows])
 
     return _choose(query, named, scores)
 
 
 def _attend_chosen(
-    query: Tensor, named: dict[str, Any], chosen: Tensor, keys_of: Callable[[int, int], tuple[Tensor, Tensor]]
+    query: Tensor,
+    named: dict[str, Any],
+    chosen: Tensor,
+    keys_of: Callable[[int, int], tuple[Tensor, Tensor]],
 ) -> Tensor:
     """query [T, heads, latent + rope]; `keys_of` gives latent [n, D] and rope parts; result [T, heads, latent]."""
     out = None
@@ -185,7 +196,11 @@ _ATTENTION_QUANT = (
 
 def _attention_quant_shapes(query: Tensor, *_: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
     nothing = query.new_empty(0, dtype=torch.float32)
-    return query.new_empty(*query.shape[:2], query.shape[-1] - named["rope_head_dim"]), nothing, nothing.clone()
+    return (
+        query.new_empty(*query.shape[:2], query.shape[-1] - named["rope_head_dim"]),
+        nothing,
+        nothing.clone(),
+    )
 
 
 @operator(_ATTENTION_QUANT, space="_C_ascend", shapes=_attention_quant_shapes)

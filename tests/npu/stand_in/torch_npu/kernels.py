@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ def _slot_mapping(
     slots: Tensor,
 ) -> None:
     starts = query_starts.tolist()
-    for request, (first, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for request, (first, end) in enumerate(pairwise(starts)):
         place = positions[first:end].long()
         slots[first:end] = table[request].long()[place // block_size] * block_size + place % block_size
     slots[tokens:most] = pad
@@ -57,9 +58,7 @@ def slot_mapping(
 ) -> None:
     if TOTAL_CP_WORLD_SIZE != 1:
         raise NotImplementedError("the stand-in torch_npu maps slots without context parallelism alone")
-    torch.ops.npu._slot_mapping(
-        tokens, most, query_starts, positions, table, block_size, PAD_ID, slots
-    )
+    torch.ops.npu._slot_mapping(tokens, most, query_starts, positions, table, block_size, PAD_ID, slots)
 
 
 def register() -> None:

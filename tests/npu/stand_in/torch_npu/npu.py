@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.accelerator import memory as _memory  # torch.accelerator's own names are replaced by vllm-ascend
+from torch.accelerator import memory as _memory
 
 DEVICES = 8
 
@@ -102,6 +102,9 @@ def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
     torch.set_rng_state(state)
 
 
+# vllm-ascend replaces torch.accelerator's own names by these.
+
+
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     return _memory.get_memory_info()
 
@@ -153,7 +156,9 @@ class Stream(torch.Stream):
 class Event(torch.Event):
     """torch_npu's own signature: no device comes first, as it does in torch.Event's."""
 
-    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Any:
+    def __new__(
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> Any:
         return _Event.__new__(cls, device="npu", enable_timing=enable_timing)
 
 

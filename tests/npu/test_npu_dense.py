@@ -1,0 +1,81 @@
+"""Dense MLA on vllm-ascend's own worker, runner and attention: tokens and logprobs with KVPP on are those with it off."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.npu.engine import Engine, run_engines, same
+from tests.npu.prompts import two_rounds
+
+pytestmark = pytest.mark.npu
+
+CHUNKED = {"max_num_batched_tokens": 256, "kv_cache_memory_bytes": 64 << 20}
+
+
+@pytest.fixture(scope="module")
+def plain(models) -> Engine:
+    """Chunks of prompts, hits of the prefix cache."""
+    return Engine(model=models["dense"], rounds=two_rounds(), arguments=CHUNKED)
+
+
+@pytest.fixture(scope="module")
+def payloads(plain, library):
+    """By name: off, and on with each payload, policy and depth, all with delays; and the controls."""
+    on = {
+        "full": {"payload": "full"},
+        "active": {"payload": "active"},
+        "auto": {},
+        "active, on release, depth 2": {"payload": "active", "policy": "on_release", "depth": 2},
+        "full, on release": {"payload": "full", "policy": "on_release"},
+    }
+    engines = {"off": plain}
+    engines |= {
+        name: replace(plain, kvpp=settings, faults=["delays"], rpc=["kvpp_stats"])
+        for name, settings in on.items()
+    }
+    engines["nothing sent"] = replace(plain, kvpp={"skip_broadcasts": True})
+    faults = {
+        "no waits of compute": {"payload": "full"},
+        "no waits of transfers": {"payload": "full"},
+        "no acquire of decodes": {"payload": "full"},
+        "no acquire of prefills": {"payload": "full"},
+    }
+    engines |= {
+        name: replace(plain, kvpp=settings, faults=["delays", name]) for name, settings in faults.items()
+    }
+    return dict(zip(engines, run_engines(list(engines.values()), library=library), strict=True))
+
+
+@pytest.mark.parametrize(
+    "name", ["full", "active", "auto", "active, on release, depth 2", "full, on release"]
+)
+def test_tokens_and_logprobs_are_those_without_kvpp(payloads, name):
+    off, on = payloads["off"], payloads[name]
+    assert same(off, on) == len(off.tokens)
+    assert on.blocks > off.blocks
+    assert (
+        min(off.covered.chunks, off.covered.prefix_hits, on.covered.chunks, on.covered.prefix_hits) > 0
+    )
+    for stats in on.rpc["kvpp_stats"]:
+        assert stats["broadcasts"] > 0
+        assert (stats["blocks"], stats["blocks_without_kvpp"]) == (on.blocks, off.blocks)
+
+
+def test_fewer_bytes_are_sent_where_only_blocks_in_use_are(payloads):
+    sent = {name: payloads[name].rpc["kvpp_stats"][0]["bytes_broadcast"] for name in ("full", "active")}
+    assert 0 < sent["active"] < sent["full"] / 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nothing sent",
+        "no waits of compute",
+        "no waits of transfers",
+        "no acquire of decodes",
+        "no acquire of prefills",
+    ],
+)
+def test_control_a_fault_gives_other_tokens(payloads, name):
+    off = payloads["off"]
+    assert same(off, payloads[name]) < len(off.tokens)
