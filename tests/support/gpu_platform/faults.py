@@ -44,12 +44,17 @@ def _delay(name: str, seconds: float, draw: random.Random) -> None:
 
 
 def _drop_waits(name: str, prefix: str) -> None:
-    """Let the stream `name` go on where it is told to wait for an event whose name begins with `prefix`."""
+    """Let the stream `name` go on where it is told to wait for an event whose name begins with `prefix`.
+
+    Where the host waits as well, it still does.
+    """
     kind: Any = CurrentStream if name == COMPUTE_STREAM else AcceleratorStream
     wait = kind.wait
 
     def wait_unless_dropped(self: Any, event: Any) -> None:
         if self.name != name or not event.name.startswith(prefix):
             wait(self, event)
+        elif getattr(self, "_host_waits", False):
+            event.synchronize(self._timeout)
 
     kind.wait = wait_unless_dropped
