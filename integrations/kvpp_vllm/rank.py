@@ -25,7 +25,6 @@ from kvpp_dag.runtime import (
     measure_costs,
 )
 from kvpp_dag.runtime.payload import Ids
-from kvpp_dag.trace import summarize
 from kvpp_vllm.allocation import block_size, engine_views
 from kvpp_vllm.blocks import BlockBook
 from kvpp_vllm.config import KvppConfig
@@ -63,9 +62,7 @@ class KvppRank:
             self._allocate = transport.allocate
         self.stage = stage
         self.rank = transport.rank
-        self.trace = RankTrace(
-            config, stage=stage, rank=self.rank, ranks=transport.size, device=self.device
-        )
+        self.trace = RankTrace(config, stage=stage, rank=self.rank, ranks=transport.size)
         self._plan: StagePlan | None = None
         self._arena: Arena | None = None
         self._forward: ForwardPass | None = None
@@ -146,7 +143,7 @@ class KvppRank:
             profiled=self.config.profiler_ranges,
         )
         self.transport.agree(self._forward.signature)
-        self.trace.start(self._planned(), self._arena.num_blocks)
+        self.trace.start(self._planned(), self._arena.num_blocks, self._forward.synchronize)
         hook_layers(self._forward, layers)
         if self.config.trace_dir:
             write_graphs(self.config.trace_dir, self._forward.graphs, name=self.trace.name)
@@ -184,8 +181,7 @@ class KvppRank:
     def stats(self) -> dict[str, Any]:
         """Figures of this rank since its start: blocks, bytes held, forwards, broadcasts, bytes sent."""
         forward, arena, plan = self._running(), self._stored(), self._planned()
-        recorder = self.trace.recorder
-        recorded = summarize(recorder.forwards) if recorder else None
+        recorded = self.trace.summary()
         return {
             "rank": self.rank,
             "stage": self.stage,
@@ -223,6 +219,7 @@ class KvppRank:
         costs = measure_costs(
             arena=self._stored(),
             transport=self.transport,
+            compute=streams.compute,
             transfer=streams.transfer,
             copy=streams.copy,
             timeout=2 * self.config.timeout_s,

@@ -21,7 +21,7 @@ from kvpp_dag.errors import ConfigError, CoverageError, OrderError, ReentryError
 from kvpp_dag.graph import COMPUTE_STREAM, COPY_STREAM, TRANSFER_STREAM, Policy
 from kvpp_dag.runtime.arena import Arena
 from kvpp_dag.runtime.bind import Call
-from kvpp_dag.runtime.observer import Observer
+from kvpp_dag.runtime.observer import Observer, Watch
 from kvpp_dag.runtime.payload import FULL, NOTHING, Costs, Ids, Payload
 from kvpp_dag.runtime.programs import GENERATIONS, Programs
 from kvpp_dag.runtime.sending import Sending
@@ -77,7 +77,7 @@ class ForwardPass:
             self._streams[COPY_STREAM] = copy
         self._control = control or transfer
         self._agreed = None if control is None else control.event("the comparison of the forwards")
-        self._observer = observer
+        self._watch = None if observer is None else Watch(observer)
         self._timeout = timeout
         self._sending = Sending(
             arena,
@@ -184,9 +184,9 @@ class ForwardPass:
         self.forwards_with_history += history
         self._active = True
         self._cursor, self._next, self._held = 0, 0, None
-        if self._observer is not None and self._program.tape is not None:
+        if self._watch is not None and self._program.tape is not None:
             needed = None if used is None else len(used)
-            self._observer.forward_began(self._program.tape, self.forwards, needed, sent)
+            self._watch.began(self._program.tape, self.forwards, needed, sent)
         self._run_hook()
 
     def acquire(self, layer: int) -> None:
@@ -243,6 +243,7 @@ class ForwardPass:
         if self._agreed is not None:
             self._agreed.synchronize(self._timeout)
         self._run_hook()
+        self._record_end()
         self._finish(None)
 
     def abort(self, error: BaseException | None = None) -> None:
@@ -266,9 +267,18 @@ class ForwardPass:
                     self._streams[name].synchronize(self._timeout)
             for arm in self._program.rearm:
                 arm()
+            self._record_end()
         except Exception as failure:  # a failed drain must not hide the error that led here
             self._broken = failure
         self._finish(error)
+
+    def synchronize(self) -> None:
+        """Block the host until the device has run every forward that has ended; raises as `begin` does.
+
+        On streams of the host nothing is ever outstanding.
+        """
+        for ended in self._programs.ended:
+            ended.synchronize(self._timeout)
 
     def _run_hook(self) -> None:
         # The cursor moves first: a hook that fails halfway has failed in a transfer, and is not rerun.
@@ -282,9 +292,11 @@ class ForwardPass:
     def _finish(self, error: BaseException | None) -> None:
         self._active = False
         self._held = None
+        if self._watch is not None and self._program.tape is not None:
+            self._watch.ended(self._program.tape, error)
+
+    def _record_end(self) -> None:
         self._streams[COMPUTE_STREAM].record(self._programs.ended[self.forwards % GENERATIONS])
-        if self._observer is not None and self._program.tape is not None:
-            self._observer.forward_ended(self._program.tape, error)
 
     def _out_of_turn(self, hook: str, layer: int) -> str:
         if not self._active:
