@@ -160,12 +160,16 @@ class Packing:
 
     @cached_property
     def _rows(self) -> list[torch.Tensor]:
-        """The bundle's components as rows of integers: [num_blocks, page in integers]."""
-        bundle = self.arena.plan.bundles[self.ordinal]
-        views = [self.arena.component(self.ordinal, c.name) for c in bundle.spec.components]
-        width = gcd(8, *(view.shape[1] for view in views))
-        dtype = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width]
-        return [view.view(dtype) for view in views]
+        return component_rows(self.arena, self.ordinal)
+
+
+def component_rows(arena: Arena, ordinal: int) -> list[torch.Tensor]:
+    """The components of a bundle as rows of integers: [num_blocks, page in integers]."""
+    components = arena.plan.bundles[ordinal].spec.components
+    views = [arena.component(ordinal, component.name) for component in components]
+    width = gcd(8, *(view.shape[1] for view in views))
+    dtype = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width]
+    return [view.view(dtype) for view in views]
 
 
 def _put_rows(rows: torch.Tensor, ids: torch.Tensor, packed: torch.Tensor) -> None:
