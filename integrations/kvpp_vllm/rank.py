@@ -21,6 +21,7 @@ from kvpp_dag.runtime import (
     Transport,
     VerifyingTransport,
     allocate_zeroed,
+    check_forwards,
     make_streams,
     measure_costs,
 )
@@ -115,9 +116,10 @@ class KvppRank:
         return engine_views(self._arena, kv_cache_config, layout, kernel_block_sizes)
 
     def start(self, layers: Mapping[str, Any]) -> None:
-        """Compile and verify the forwards, agree with the other ranks, and hook the layers.
+        """Compile and verify the forwards, agree with the other ranks, check that they work, and hook the layers.
 
-        Raises DivergenceError if ranks have planned differently.
+        Raises DivergenceError if ranks have planned differently, and SelfCheckError if what was sent is not
+        what arrived. Nothing of it is left on the device when it returns.
         """
         if self._arena is None:
             raise NotActiveError(
@@ -143,6 +145,19 @@ class KvppRank:
             profiled=self.config.profiler_ranges,
         )
         self.transport.agree(self._forward.signature)
+        if self._checks_itself():
+            checked = check_forwards(
+                self._forward,
+                arena=self._arena,
+                transport=self.transport,
+                streams=streams,
+                timeout=2 * timeout,
+            )
+            logger.info(
+                "KVPP rank %d, stage %d: self check passed: %s.", self.rank, self.stage, checked.text()
+            )
+        # An engine may run its forwards on another current stream than this one, which made the arena.
+        streams.compute.synchronize(2 * timeout)
         self.trace.start(self._planned(), self._arena.num_blocks, self._forward.synchronize)
         hook_layers(self._forward, layers)
         if self.config.trace_dir:
@@ -226,6 +241,13 @@ class KvppRank:
         )
         logger.debug("KVPP measured %s.", costs)
         return costs
+
+    def _checks_itself(self) -> bool:
+        """Whether there is anything to check, and the user or the device asks for it."""
+        plan, asked = self._planned(), self.config.self_check
+        if asked is None:
+            asked = self.device.type != "cpu" and not self.config.skip_broadcasts
+        return asked and plan.ranks > 1 and bool(plan.bundles)
 
     def _planned(self) -> StagePlan:
         return _there(self._plan)

@@ -5,6 +5,7 @@ change it. So what another layer, forward, block or slot left there is told from
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -43,19 +44,15 @@ class KnownBytes:
         self._rows = [component_rows(arena, bundle.ordinal) for bundle in plan.bundles]
         self._keys = [some.tobytes() for some in ids]
         self._ids = {some.tobytes(): torch.from_numpy(some).to(device) for some in ids}
-        self._tables: dict[tuple[bytes, torch.dtype, int], torch.Tensor] = {}
         shapes = {(rows.dtype, rows.shape[1]) for rows in chain(*self._rows)}
-        for some in ids:
-            for dtype, width in shapes:
-                key = (some.tobytes(), dtype, width)
-                if key not in self._tables:
-                    self._tables[key] = torch.from_numpy(_table(some, dtype, width)).to(device)
         most = max(map(len, ids))
         nbytes = most * max(dtype.itemsize * width for dtype, width in shapes)
-        self._want, self._found, differs = (
-            torch.empty(nbytes, dtype=torch.uint8, device=device) for _ in range(3)
-        )
-        self._differs = differs.view(torch.bool)
+        memory = [torch.empty(nbytes, dtype=torch.uint8, device=device) for _ in range(3)]
+        self._places = {
+            (some.tobytes(), dtype, width): _Place.of(some, dtype, width, memory)
+            for some in ids
+            for dtype, width in shapes
+        }
         size = (len(ids), len(plan.bundles), max(map(len, self._rows)), most)
         self._wrong = torch.zeros(size, dtype=torch.bool, device=device)
 
@@ -63,7 +60,7 @@ class KnownBytes:
         """Put what `forward` is to send of target layer `ordinal` where this rank keeps it."""
         ids = self._ids[self._keys[forward]]
         for part, rows in enumerate(self._rows[ordinal]):
-            rows.index_copy_(0, ids, self._expected(rows, ordinal, part, forward))
+            rows.index_copy_(0, ids, self._expect(rows, ordinal, part, forward).want)
 
     def poison(self, ordinal: int, forward: int) -> None:
         """Overwrite what this rank holds of target layer `ordinal` for `forward`."""
@@ -75,12 +72,10 @@ class KnownBytes:
         """Note of every block whether target layer `ordinal` holds what `forward` is to send of it."""
         ids = self._ids[self._keys[forward]]
         for part, rows in enumerate(self._rows[ordinal]):
-            want = self._expected(rows, ordinal, part, forward)
-            found = _shaped(self._found, want)
-            torch.index_select(rows, 0, ids, out=found)
-            differs = self._differs[: want.numel()].view(want.shape)
-            torch.ne(found, want, out=differs)
-            torch.any(differs, 1, out=self._wrong[forward, ordinal, part, : len(ids)])
+            place = self._expect(rows, ordinal, part, forward)
+            torch.index_select(rows, 0, ids, out=place.found)
+            torch.ne(place.found, place.want, out=place.differs)
+            torch.any(place.differs, 1, out=self._wrong[forward, ordinal, part, : len(ids)])
 
     def wrong(self) -> NDArray[np.int64]:
         """Forward, target layer, component, and place among the forward's blocks of each that differed: [n, 4].
@@ -95,13 +90,38 @@ class KnownBytes:
             for rows in chain(*self._rows):
                 rows.index_fill_(0, ids, 0)
 
-    def _expected(self, rows: torch.Tensor, ordinal: int, part: int, forward: int) -> torch.Tensor:
-        """What the blocks of `forward` are to hold in one component: [blocks, page in integers]."""
-        table = self._tables[self._keys[forward], rows.dtype, rows.shape[1]]
+    def _expect(self, rows: torch.Tensor, ordinal: int, part: int, forward: int) -> "_Place":
+        """Make what the blocks of `forward` are to hold in one component."""
+        place = self._places[self._keys[forward], rows.dtype, rows.shape[1]]
         label = self._plan.owners[ordinal] * _OWNER + ordinal * _LAYER + part * _COMPONENT
-        want = _shaped(self._want, table)
-        torch.add(table, _wrapped(label + forward * _FORWARD, rows.dtype), out=want)
-        return want
+        torch.add(place.table, _wrapped(label + forward * _FORWARD, rows.dtype), out=place.want)
+        return place
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where some blocks of one width are made, gathered and compared, all [blocks, page in integers].
+
+    `table` is the part of the known bytes that depends on block and place. The others share their memory with
+    other blocks: the stream uses them for one at a time.
+    """
+
+    table: torch.Tensor
+    want: torch.Tensor
+    found: torch.Tensor
+    differs: torch.Tensor
+
+    @classmethod
+    def of(cls, ids: Ids, dtype: torch.dtype, width: int, memory: Sequence[torch.Tensor]) -> "_Place":
+        want, found, differs = memory
+        size = len(ids) * width
+        shape = (len(ids), width)
+        return cls(
+            table=torch.from_numpy(_table(ids, dtype, width)).to(want.device),
+            want=want[: size * dtype.itemsize].view(dtype).view(shape),
+            found=found[: size * dtype.itemsize].view(dtype).view(shape),
+            differs=differs[:size].view(torch.bool).view(shape),
+        )
 
 
 def _table(ids: Ids, dtype: torch.dtype, width: int) -> NDArray[np.integer]:
@@ -116,8 +136,3 @@ def _wrapped(value: int, dtype: torch.dtype) -> int:
     bits = 8 * dtype.itemsize
     value %= 1 << bits
     return value - (1 << bits) if dtype.is_signed and value >> (bits - 1) else value
-
-
-def _shaped(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The head of `memory` as a tensor like another one."""
-    return memory[: like.nbytes].view(like.dtype).view(like.shape)

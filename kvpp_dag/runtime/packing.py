@@ -28,9 +28,10 @@ class BlockLists:
     """The blocks of one forward in flight, in memory of their own on the device of the cache."""
 
     def __init__(self, num_blocks: int, device: torch.device) -> None:
-        host = torch.empty(2, num_blocks, dtype=torch.int64, pin_memory=device.type != "cpu")
+        # Zeros are ids of a block too: whoever reads a list too early copies a wrong block, and faults no device.
+        host = torch.zeros(2, num_blocks, dtype=torch.int64, pin_memory=device.type != "cpu")
         self._host = host.numpy()
-        self._device = host if device.type == "cpu" else torch.empty_like(host, device=device)
+        self._device = host if device.type == "cpu" else torch.zeros_like(host, device=device)
         self._source = host
         self.used = 0
         self.fresh = 0
