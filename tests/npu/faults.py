@@ -54,7 +54,7 @@ def delays() -> Iterator[Any]:
 
 def no_waits_of_compute() -> Iterator[Any]:
     """Attention starts before its caches are there."""
-    yield mock.patch.object(CurrentStream, "wait", lambda self, event: None)
+    yield mock.patch.object(CurrentStream, "wait", return_value=None)
 
 
 def no_waits_of(stream: str) -> Callable[[], Iterator[Any]]:

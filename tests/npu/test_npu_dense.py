@@ -1,4 +1,4 @@
-"""Dense MLA on vllm-ascend's own worker, runner and attention: tokens and logprobs with KVPP on are those with it off."""
+"""Dense MLA on vllm-ascend's own worker, runner and attention: what is answered with KVPP on is that with it off."""
 
 from dataclasses import replace
 

@@ -29,11 +29,11 @@ def raw_tensors(arena: Arena, runner: Any, kv_cache_config: Any, allocate: Calla
     raw: Raw = {}
     for layer, parts in expected.items():
         raw[layer] = tuple(t.view(-1).view(torch.int8) for t in found.pop(layer, ()))
-        sizes = [part.numel() for part in parts]
-        if [part.numel() for part in raw[layer]] != sizes:
+        theirs, ours = ([part.numel() for part in each] for each in (parts, raw[layer]))
+        if theirs != ours:
             raise NotActiveError(
                 f"KVPP was asked for and cannot be active: vllm-ascend keeps the cache of layer {layer!r} in tensors "
-                f"of {sizes} bytes, and the plan in {[part.numel() for part in raw[layer]]}. Run this model with KVPP off."
+                f"of {theirs} bytes, and the plan in {ours}. Run this model with KVPP off."
             )
     if found:
         raise NotActiveError(
