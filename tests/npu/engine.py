@@ -82,7 +82,7 @@ def run_engines(
         (place / "engines.json").write_text(json.dumps([asdict(engine) for engine in engines]))
         command = [sys.executable, "-m", "tests.npu.engine_run"]
         command += [str(place / "engines.json"), str(place / "outcomes.json")]
-        variables = os.environ | _variables(stack, library) | (environment or {})
+        variables = os.environ | engine_variables(stack, library) | (environment or {})
         with (place / "log.txt").open("wb") as log:
             process = subprocess.Popen(
                 command,
@@ -138,7 +138,7 @@ def _outcome(found: dict[str, Any], log: str) -> Outcome:
     return Outcome(**found, log=log)
 
 
-def _variables(stack: str, library: Path) -> dict[str, str]:
+def engine_variables(stack: str, library: Path) -> dict[str, str]:
     """The environment of an engine: the paths, and what keeps runs alike."""
     return {
         "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, STAND_IN, STACKS / stack))),

@@ -7,8 +7,14 @@ import pytest
 from tests.npu.engine import Engine, run_engines, same
 from tests.npu.prompts import two_rounds
 
-pytestmark = pytest.mark.npu
+pytestmark = [pytest.mark.npu, pytest.mark.timeout(1800)]
 
+FAULTS = (
+    "no waits of compute",
+    "no waits of transfers",
+    "no acquire of decodes",
+    "no acquire of prefills",
+)
 CHUNKED = {"max_num_batched_tokens": 256, "kv_cache_memory_bytes": 64 << 20}
 
 
@@ -34,15 +40,11 @@ def payloads(plain, library):
         for name, settings in on.items()
     }
     engines["nothing sent"] = replace(plain, kvpp={"skip_broadcasts": True})
-    faults = {
-        "no waits of compute": {"payload": "full"},
-        "no waits of transfers": {"payload": "full"},
-        "no acquire of decodes": {"payload": "full"},
-        "no acquire of prefills": {"payload": "full"},
-    }
-    engines |= {
-        name: replace(plain, kvpp=settings, faults=["delays", name]) for name, settings in faults.items()
-    }
+    unchecked = {"payload": "full", "self_check": False}
+    engines |= {name: replace(plain, kvpp=unchecked, faults=["delays", name]) for name in FAULTS}
+    engines["checked"] = replace(
+        plain, kvpp={"payload": "full"}, faults=["delays", "no waits of compute"]
+    )
     return dict(zip(engines, run_engines(list(engines.values()), library=library), strict=True))
 
 
@@ -68,14 +70,14 @@ def test_fewer_bytes_are_sent_where_only_blocks_in_use_are(payloads):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "nothing sent",
-        "no waits of compute",
-        "no waits of transfers",
-        "no acquire of decodes",
-        "no acquire of prefills",
-    ],
+    ["nothing sent", *FAULTS],
 )
 def test_control_a_fault_gives_other_tokens(payloads, name):
     off = payloads["off"]
     assert same(off, payloads[name]) < len(off.tokens)
+
+
+def test_with_its_self_check_the_engine_does_not_start_with_a_wait_left_out(payloads):
+    error = payloads["checked"].error
+    assert error is not None
+    assert "SelfCheckError" in payloads["checked"].log

@@ -5,7 +5,7 @@ import pytest
 from tests.npu.engine import Engine, off_on_control, same
 from tests.npu.prompts import two_rounds
 
-pytestmark = pytest.mark.npu
+pytestmark = [pytest.mark.npu, pytest.mark.timeout(1800)]
 
 ARGUMENTS = {"max_num_batched_tokens": 256, "kv_cache_memory_bytes": 48 << 20}
 

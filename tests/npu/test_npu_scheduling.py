@@ -7,7 +7,7 @@ import pytest
 from tests.npu.engine import Engine, run_engines, same
 from tests.npu.prompts import coming_and_going
 
-pytestmark = pytest.mark.npu
+pytestmark = [pytest.mark.npu, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module", params=["synchronous", "asynchronous"])

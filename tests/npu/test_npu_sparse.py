@@ -8,7 +8,7 @@ import pytest
 from tests.npu.engine import Engine, off_on_control, same
 from tests.npu.prompts import two_rounds
 
-pytestmark = pytest.mark.npu
+pytestmark = [pytest.mark.npu, pytest.mark.timeout(1800)]
 
 TOPK = {"KVPP_TEST_NPU_TOPK": "64"}
 ARGUMENTS = {"dtype": "bfloat16", "max_num_batched_tokens": 256, "kv_cache_memory_bytes": 24 << 20}

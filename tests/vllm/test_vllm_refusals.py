@@ -127,6 +127,10 @@ def test_one_rank_is_a_warning_and_changes_nothing(cases, run):
     assert warning in run.stdout + run.stderr
 
 
+def test_the_worker_of_vllm_ascend_is_extended(cases):
+    assert cases["ascend"] == "kvpp_vllm.ascend.worker.KvppNPUWorker"
+
+
 def test_a_vllm_ascend_with_its_own_kvpp_acts_and_the_plugin_says_so(cases, run):
     assert cases["ascend with kvpp"] == "vllm_ascend.worker.worker.NPUWorker"
     sentence = "The installed vllm-ascend has a KVPP of its own, which acts on enable_kvpp; this plugin "
@@ -179,7 +183,6 @@ def test_a_vllm_ascend_with_its_own_kvpp_acts_and_the_plugin_says_so(cases, run)
         ("attention swallowed", "splitting_ops lacks vllm::unified_mla_attention_with_output"),
         ("sparse compiled", "has sparse attention"),
         ("sparse default graphs", "VLLM_USE_BREAKABLE_CUDAGRAPH=0"),
-        ("ascend", "the worker class is vllm_ascend.worker.worker.NPUWorker"),
         ("other worker", "the worker class is " + CPU_WORKER),
     ],
 )

@@ -42,11 +42,11 @@ def __getattr__(name: str) -> Any:
     if name in OPERATORS:
         return OPERATORS[name]
     if name.startswith(("npu_", "_npu_")):  # imported by name on paths that never call it
-        return functools.partial(_missing, name)
+        return functools.partial(missing, name)
     raise AttributeError(f"the stand-in torch_npu has no {name}")
 
 
-def _missing(name: str, *_: Any, **__: Any) -> None:
+def missing(name: str, *_: Any, **__: Any) -> None:
     raise NotImplementedError(f"the stand-in torch_npu has no operator {name}")
 
 
