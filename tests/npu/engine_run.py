@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import multiprocessing
 import os
 import sys
 import traceback
@@ -23,19 +24,33 @@ USUAL = {
 
 
 def main(engines_path: Path, outcomes_path: Path) -> None:
-    # Workers are forked: what is imported here, they have, and it is most of an engine's start.
+    # Engines and their workers are forked: what is imported here they have, and it is most of an engine's start.
     importlib.import_module("vllm_ascend.worker.worker")
+    context = multiprocessing.get_context("fork")
     outcomes = []
-    for engine in json.loads(engines_path.read_text()):
+    for number, engine in enumerate(json.loads(engines_path.read_text())):
         print(SEPARATOR, end="", flush=True)
-        try:
-            with faults.present(engine["faults"]):
-                outcomes.append(run(engine))
-        except Exception as error:
-            traceback.print_exc()
-            outcomes.append({"error": f"{type(error).__name__}: {error}"})
-        sys.stdout.flush()
-    outcomes_path.write_text(json.dumps(outcomes, default=repr))
+        outcome = outcomes_path.with_name(f"outcome{number}.json")
+        child = context.Process(target=run_and_write, args=(engine, outcome))
+        child.start()
+        child.join()
+        ended = {"error": f"the engine's process ended with {child.exitcode}"}
+        outcomes.append(json.loads(outcome.read_text()) if outcome.exists() else ended)
+    outcomes_path.write_text(json.dumps(outcomes))
+
+
+def run_and_write(engine: dict[str, Any], outcome: Path) -> None:
+    """Run one engine in this process, and write its `Outcome` or the error that it ended with."""
+    try:
+        with faults.present(engine["faults"]):
+            found = run(engine)
+    except Exception as error:
+        traceback.print_exc()
+        found = {"error": f"{type(error).__name__}: {error}"}
+    outcome.write_text(json.dumps(found, default=repr))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # what vLLM leaves behind is not waited for
 
 
 def run(engine: dict[str, Any]) -> dict[str, Any]:

@@ -96,5 +96,4 @@ FAULTS: dict[str, Callable[[], Iterator[Any]]] = {
     "no waits of copies": no_waits_of(COPY_STREAM),
     "no acquire of decodes": no_acquire("AscendMLAImpl", "exec_kv_decode"),
     "no acquire of prefills": no_acquire("AscendMLAImpl", "exec_kv_prefill"),
-    "no acquire of sparse layers": no_acquire("AscendSFAImpl", "exec_kv"),
 }

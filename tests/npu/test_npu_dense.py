@@ -9,12 +9,8 @@ from tests.npu.prompts import two_rounds
 
 pytestmark = [pytest.mark.npu, pytest.mark.timeout(1800)]
 
-FAULTS = (
-    "no waits of compute",
-    "no waits of transfers",
-    "no acquire of decodes",
-    "no acquire of prefills",
-)
+WAITS = ("no waits of compute", "no waits of transfers")
+HOOKS = ("no acquire of decodes", "no acquire of prefills")
 CHUNKED = {"max_num_batched_tokens": 256, "kv_cache_memory_bytes": 64 << 20}
 
 
@@ -41,7 +37,9 @@ def payloads(plain, library):
     }
     engines["nothing sent"] = replace(plain, kvpp={"skip_broadcasts": True})
     unchecked = {"payload": "full", "self_check": False}
-    engines |= {name: replace(plain, kvpp=unchecked, faults=["delays", name]) for name in FAULTS}
+    engines |= {
+        name: replace(plain, kvpp=unchecked, faults=["delays", name]) for name in (*WAITS, *HOOKS)
+    }
     engines["checked"] = replace(
         plain, kvpp={"payload": "full"}, faults=["delays", "no waits of compute"]
     )
@@ -70,11 +68,16 @@ def test_fewer_bytes_are_sent_where_only_blocks_in_use_are(payloads):
 
 @pytest.mark.parametrize(
     "name",
-    ["nothing sent", *FAULTS],
+    ["nothing sent", *WAITS],
 )
 def test_control_a_fault_gives_other_tokens(payloads, name):
     off = payloads["off"]
     assert same(off, payloads[name]) < len(off.tokens)
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_a_hook_that_is_left_out_is_an_error_of_the_first_step_that_would_need_it(payloads, name):
+    assert "called release(0) out of turn: layer 0 is next" in payloads[name].error
 
 
 def test_with_its_self_check_the_engine_does_not_start_with_a_wait_left_out(payloads):
