@@ -20,6 +20,7 @@ from kvpp_dag.runtime.nccl import find_nccl, judge_nccl, prepare_nccl
 from kvpp_dag.runtime.observer import Observer
 from kvpp_dag.runtime.payload import Costs, Payload
 from kvpp_dag.runtime.process_group import ProcessGroupTransport, gather_bytes
+from kvpp_dag.runtime.self_check import SelfCheck, check_forwards
 from kvpp_dag.runtime.shared_memory import SharedMemoryTransport
 from kvpp_dag.runtime.streams import CpuStream, Event, HostEvent, HostStream, Stream
 from kvpp_dag.runtime.transport import Transport
@@ -45,6 +46,7 @@ __all__ = [
     "Observer",
     "Payload",
     "ProcessGroupTransport",
+    "SelfCheck",
     "SharedMemoryTransport",
     "State",
     "Stream",
@@ -52,6 +54,7 @@ __all__ = [
     "Transport",
     "VerifyingTransport",
     "allocate_zeroed",
+    "check_forwards",
     "compile_forwards",
     "find_accelerator",
     "find_nccl",

@@ -34,6 +34,8 @@ struct Queues {
 };
 Queues& queues = *new Queues;
 
+std::atomic<pid_t> process{0};  // in which the threads run
+
 thread_local int64_t stream_of_thread = 0;
 thread_local c10::DeviceIndex device_of_thread = 0;
 
@@ -60,12 +62,13 @@ void clear_failure() {
 }
 
 void Queue::push(std::function<void()> run, bool always) {
+  TORCH_CHECK(!in_fork(), "the test device was used before this process was forked");
   Lock lock(mutex_);
-  if (process_ == 0) {
-    process_ = getpid();
+  if (!started_) {
+    started_ = true;
+    process = getpid();
     std::thread([this] { serve(); }).detach();
   }
-  TORCH_CHECK(process_ == getpid(), "the test device was used before this process was forked");
   items_.push_back({std::move(run), always});
   changed_.notify_all();
 }
@@ -99,6 +102,8 @@ void Queue::serve() {
     changed_.notify_all();
   }
 }
+
+bool in_fork() { return process != 0 && process != getpid(); }
 
 Queue& queue(int64_t id) {
   Lock lock(queues.mutex);

@@ -48,8 +48,11 @@ class Queue {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> items_;
-  int64_t process_ = 0;  // in which the thread runs
+  bool started_ = false;
 };
+
+// Whether streams were used before this process was forked: their threads are in the other process.
+bool in_fork();
 
 // Queue 0 is the default stream. Queues are never destroyed: their threads end with the process.
 Queue& queue(int64_t id);
