@@ -73,12 +73,11 @@ def _serve_on_device(
     backend = group_backend(kind)
     dist.init_process_group(backend, init_method=store, rank=rank, world_size=count, timeout=limit)
     everyone = range(count)
-    world = dist.group.WORLD
-    assert world is not None  # for mypy: it has just been made
-    warm_up(world, everyone, device.torch)
+    engine: dist.ProcessGroup = dist.new_group(list(everyone), timeout=limit)
+    warm_up(engine, everyone, device.torch)
     group = new_group(everyone, kind, timeout=PATIENCE)
     warm_up(group, everyone, device.torch)
     transport = ProcessGroupTransport(group, everyone)
-    served = [serve(transport, device, layers, blocks, setting, group=world) for setting in settings]
+    served = [serve(transport, device, layers, blocks, setting, group=engine) for setting in settings]
     transport.agree(b"done")  # leave together
     return served
