@@ -1,17 +1,22 @@
 """The accelerator that is checked, and how to keep it busy for a known time."""
 
+from math import ceil
+
 import torch
 
 from kvpp_dag.errors import ConfigError
-from kvpp_dag.runtime import find_accelerator
+from kvpp_dag.runtime import CurrentStream, find_accelerator
+from kvpp_dag.runtime.delay import Delay
 from kvpp_dag.runtime.native import NativeEvent, NativeStream
 from kvpp_dag.runtime.vendors import VENDORS
 
-SMALLEST, LARGEST = 64, 4096
-"""Rows of the square matrices whose products pass the time."""
+UNIT = 1e-3
+"""Seconds of the work of which delays consist."""
 
-SHORTEST_ROUND = 200e-6
-"""Seconds that one product takes at least: shorter ones would wait for the host that submits them."""
+SHORTEST = 1e-5
+"""Seconds below which a measurement of one unit is not believed."""
+
+PATIENCE = 60.0
 
 
 class Device:
@@ -19,7 +24,13 @@ class Device:
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch = torch_device
-        self._calibrate()  # here, since it waits for the device, which nobody may do within a forward
+        current = CurrentStream("the current stream", torch_device, timeout=PATIENCE)
+        # Measured here, since it waits for the device, which nobody may do within a forward; on a stream like those
+        # that are delayed, and by the shortest of several: what else the machine does only makes them longer.
+        with self.stream():
+            self._unit = Delay(torch_device, current, timeout=PATIENCE)
+            self._unit.last(UNIT)
+            self._seconds = min(self._measure() for _ in range(5))
 
     def stream(self) -> torch.Stream:
         """A new stream."""
@@ -27,30 +38,18 @@ class Device:
 
     def delay(self, seconds: float) -> None:
         """Keep the current stream busy for about so long, on the device."""
-        self._spin(max(1, round(seconds / self._seconds_per_round)))
+        for _ in range(ceil(seconds / self._seconds)):
+            self._unit()
 
-    def _spin(self, rounds: int) -> None:
-        for _ in range(rounds):
-            torch.mm(self._factor, self._factor, out=self._product)
-
-    def _calibrate(self) -> None:
-        """Choose products that take long enough on this device, and no longer; what they compute does not matter."""
-        size = SMALLEST
-        while True:
-            self._factor = torch.ones(size, size, device=self.torch)
-            self._product = torch.empty_like(self._factor)
-            self._seconds_per_round = min(self._time(20) for _ in range(4))
-            if self._seconds_per_round >= SHORTEST_ROUND or size == LARGEST:
-                return
-            size *= 2
-
-    def _time(self, rounds: int) -> float:
+    def _measure(self) -> float:
+        """Seconds that the device takes over one unit."""
         start, end = (NativeEvent(self.torch, enable_timing=True) for _ in range(2))
         start.record()
-        self._spin(rounds)
+        for _ in range(4):
+            self._unit()
         end.record()
         end.synchronize()
-        return max(start.elapsed_time(end) / 1000 / rounds, 1e-6)
+        return max(start.elapsed_time(end) / 1000 / 4, SHORTEST)
 
 
 def open_device(kind: str | None = None) -> Device:

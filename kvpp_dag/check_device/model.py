@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kvpp_dag.check_device.device import Device
+from kvpp_dag.check_device.device import PATIENCE, Device
 from kvpp_dag.graph import COMPUTE_STREAM, COPY_STREAM, TRANSFER_STREAM, Policy
 from kvpp_dag.plan import CacheSpec, Component, StagePlan, plan_stage
 from kvpp_dag.runtime import (
@@ -31,7 +31,6 @@ STRIDE = 5
 """From one block of a sequence to its next: coprime to NUM_BLOCKS, so that histories lie in several runs."""
 
 PRIME = 1_000_003
-PATIENCE = 60.0
 KEPT = 64
 """Outputs that are kept, of the latest tokens."""
 

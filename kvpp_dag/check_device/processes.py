@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from kvpp_dag.check_device.device import Device
-from kvpp_dag.check_device.model import PATIENCE, Served, Setting
+from kvpp_dag.check_device.device import PATIENCE, Device
+from kvpp_dag.check_device.model import Served, Setting
 from kvpp_dag.check_device.ranks import serve
 from kvpp_dag.runtime import (
     ProcessGroupTransport,

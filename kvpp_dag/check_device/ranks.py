@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from kvpp_dag.check_device.device import Device
-from kvpp_dag.check_device.model import PATIENCE, DeviceEngine, Served, Setting, check_plan
+from kvpp_dag.check_device.device import PATIENCE, Device
+from kvpp_dag.check_device.model import DeviceEngine, Served, Setting, check_plan
 from kvpp_dag.errors import TransferError
 from kvpp_dag.runtime import LocalGroup, Transport
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from kvpp_dag import check_device
 from kvpp_dag.check_device import Served, check_plan, reference, run_ranks
-from kvpp_dag.check_device.model import PATIENCE
+from kvpp_dag.check_device.device import PATIENCE
 from kvpp_dag.check_device.ranks import POISON
 from kvpp_dag.plan import StagePlan
 from kvpp_dag.runtime import Observer, Transport
