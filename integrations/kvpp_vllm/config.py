@@ -41,6 +41,8 @@ class KvppConfig(BaseModel):
     `transport`: what carries the caches between ranks.
     `process_groups`: how many process groups carry a very large bundle together; two on a CPU and one on an
     accelerator, which can have no more, if it is not given.
+    `self_check`: before the first request, run every kind of forward with known bytes and refuse to start if they do
+    not arrive; on an accelerator alone, if it is not given.
     `verify_transfers`: look whether every transfer has arrived; slow, to check an installation.
     `skip_broadcasts`: leave every transfer out, as a control: outputs must then differ.
     """
@@ -59,6 +61,7 @@ class KvppConfig(BaseModel):
     ownership: Ownership = Ownership.COUNT
     transport: TransportKind = TransportKind.AUTO
     process_groups: Literal[1, 2, 4] | None = None
+    self_check: bool | None = None
     verify_transfers: bool = False
     skip_broadcasts: bool = False
 
@@ -94,6 +97,11 @@ def read_config(additional_config: Any) -> KvppConfig | None:
             "since workers may run in another directory."
         )
     _check_tracing(config)
+    if config.self_check and config.skip_broadcasts:
+        raise ConfigError(
+            "additional_config.kvpp sets both self_check and skip_broadcasts, and where nothing is sent nothing can "
+            "arrive; leave one of them out."
+        )
     return config
 
 
