@@ -36,6 +36,8 @@ def run(workload: dict[str, Any]) -> dict[str, Any]:
         for number, requests in enumerate(workload["rounds"]):
             if number and workload["sleep_between"]:
                 drive.sleep_and_wake()
+            for faults in workload["faults"][number : number + 1]:
+                llm.collective_rpc("set_faults", args=(faults,))
             drive.round(requests)
         return drive.outcome() | {"rpc": {name: llm.collective_rpc(name) for name in workload["rpc"]}}
     finally:
