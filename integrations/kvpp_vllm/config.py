@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kvpp_dag.errors import ConfigError
 from kvpp_dag.graph import Policy
 from kvpp_dag.plan import Ownership
-from kvpp_dag.runtime import Payload
+from kvpp_dag.runtime import Completion, Payload
 
 MAX_CHOSEN = 10_000
 """Forwards that may be chosen for one trace: they are kept in memory until the last of them has ended."""
@@ -36,6 +36,7 @@ class KvppConfig(BaseModel):
     `payload`: what a forward with history sends of each bundle: all blocks, those in use, or the cheaper of the two.
     `policy`: when the next transfer may start: as the hook before attention returns, or the one behind it.
     `depth`: how many layers ahead transfers are started; there are `depth + 1` scratch slots.
+    `completion`: whether the compute stream alone waits for a transfer, or the host too; on a CPU the host always does.
     `ownership`: whether the ranks own equally many layers, or as equal bytes as contiguous layers allow.
     `transport`: what carries the caches between ranks.
     `process_groups`: how many process groups carry a very large bundle together; two on a CPU and one on an
@@ -56,6 +57,7 @@ class KvppConfig(BaseModel):
     payload: Payload = Payload.AUTO
     policy: Policy = Policy.ON_ACQUIRE
     depth: int = Field(default=1, ge=1, le=8)
+    completion: Completion = Completion.STREAM
     ownership: Ownership = Ownership.COUNT
     transport: TransportKind = TransportKind.AUTO
     process_groups: Literal[1, 2, 4] | None = None

@@ -127,7 +127,7 @@ class KvppRank:
                 "allocate_kv_cache of the model runner's module."
             )
         timeout = self.config.timeout_s
-        streams = make_streams(self.device, timeout=2 * timeout)  # an accelerator's: not yet run
+        streams = make_streams(self.device, timeout=2 * timeout, completion=self.config.completion)
         self._forward = ForwardPass(
             arena=self._arena,
             transport=self.transport,

@@ -15,6 +15,7 @@ from kvpp_dag.runtime.kinds import Streams, make_streams
 from kvpp_dag.runtime.links import host_identity
 from kvpp_dag.runtime.local import LocalGroup, LocalTransport
 from kvpp_dag.runtime.manual import ManualStream
+from kvpp_dag.runtime.nccl import judge_nccl, nccl_options, prepare_nccl
 from kvpp_dag.runtime.observer import Observer
 from kvpp_dag.runtime.payload import Costs, Payload
 from kvpp_dag.runtime.process_group import ProcessGroupTransport, gather_bytes
@@ -22,7 +23,7 @@ from kvpp_dag.runtime.self_check import SelfCheck, check_forwards
 from kvpp_dag.runtime.shared_memory import SharedMemoryTransport
 from kvpp_dag.runtime.streams import CpuStream, Event, HostEvent, HostStream, Stream
 from kvpp_dag.runtime.transport import Transport
-from kvpp_dag.runtime.vendors import find_accelerator, group_backend
+from kvpp_dag.runtime.vendors import find_accelerator, group_backend, uses_nccl
 
 __all__ = [
     "AcceleratorEvent",
@@ -58,6 +59,10 @@ __all__ = [
     "gather_bytes",
     "group_backend",
     "host_identity",
+    "judge_nccl",
     "make_streams",
     "measure_costs",
+    "nccl_options",
+    "prepare_nccl",
+    "uses_nccl",
 ]

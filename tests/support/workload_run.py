@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import pkgutil
 import sys
 from collections import Counter
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpp_vllm.demo.engine import engine_arguments
+from tests.support.gpu_platform import LIBRARY
 from tests.support.vllm_cpu import restore_scheduling, with_known_payload
 from tests.support.workload import SEPARATOR
 
@@ -34,6 +36,8 @@ def run(workload: dict[str, Any]) -> dict[str, Any]:
         for number, requests in enumerate(workload["rounds"]):
             if number and workload["sleep_between"]:
                 drive.sleep_and_wake()
+            for faults in workload["faults"][number : number + 1]:
+                llm.collective_rpc("set_faults", args=(faults,))
             drive.round(requests)
         return drive.outcome() | {"rpc": {name: llm.collective_rpc(name) for name in workload["rpc"]}}
     finally:
@@ -48,8 +52,10 @@ def import_once_for_all_workers() -> None:
     """
     from vllm.v1.executor import multiproc_executor
 
+    # The CPU's worker replaces names of torch, which would reach workers of other platforms.
+    worker = "gpu_worker" if LIBRARY in os.environ else "cpu_worker"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vllm.v1.executor.multiproc_executor", "vllm.v1.worker.cpu_worker"])
+    context.set_forkserver_preload(["vllm.v1.executor.multiproc_executor", f"vllm.v1.worker.{worker}"])
     multiproc_executor.get_mp_context = lambda: context
 
 
