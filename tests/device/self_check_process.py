@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from kvpp_dag.errors import KvppError
 from kvpp_dag.runtime import ProcessGroupTransport
-from tests.device.device import Device, load_test_device
-from tests.device.process_work import DeviceCollectives
+from tests.device.build import COLLECTIVES, NAME, load_test_device
+from tests.device.device import Device
 from tests.device.ranks import PATIENCE
 from tests.device.self_check_ranks import Check, run_check
 
@@ -22,15 +22,14 @@ def check_in_process(
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     load_test_device(Path(library))
-    dist.Backend.register_backend("kvppccl", DeviceCollectives, devices=["kvppdev", "cpu"])
     dist.init_process_group(
-        "kvppccl",
+        f"cpu:gloo,{NAME}:{COLLECTIVES}",
         init_method=Path(folder, "store").as_uri(),
         rank=rank,
         world_size=size,
         timeout=datetime.timedelta(seconds=PATIENCE),
     )
-    device = Device(torch.device("kvppdev", 0), simulated=True)
+    device = Device(torch.device(NAME, 0), simulated=True)
     said = {}
     for name, check in checks.items():
         transport = ProcessGroupTransport(dist.group.WORLD, range(size))

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from kvpp_dag.graph import COMPUTE_STREAM, COPY_STREAM, TRANSFER_STREAM, Policy
-from tests.device.device import build_test_device
+from tests.device.build import build_test_device
 from tests.device.self_check_process import check_in_process
 from tests.device.self_check_ranks import Check
 
