@@ -55,7 +55,7 @@ def runs(runner, checkpoint, prompts, library) -> dict[str, Outcome]:
     variants = {
         "off": on_device(workload, None),
         "on": replace(
-            on_device(workload, {"payload": "auto", "record": False}),
+            on_device(workload, {"payload": "auto"}),
             rounds=[requests] * len(ROUNDS),
             faults=[asdict((RIGHT | WRONG)[name]) for name in ROUNDS],
         ),

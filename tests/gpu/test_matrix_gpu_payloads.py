@@ -44,8 +44,8 @@ def runs(request, checkpoint, prompts, library) -> dict[str, Outcome]:
     variants["skipped"] = on_device(workload, {"skip_broadcasts": True})
     dropped = asdict(Faults(delays={"transfer": LATE}, dropped="compute"))
     for completion in ("host", "stream"):
-        settings = {"completion": completion, "record": False}
-        variants[completion] = replace(on_device(workload, settings), faults=[dropped])
+        on = on_device(workload, {"completion": completion})
+        variants[completion] = replace(on, faults=[dropped])
     outcomes = run_workloads(list(variants.values()), timeout_s=1600)
     return dict(zip(variants, outcomes, strict=True))
 
