@@ -18,6 +18,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from kvpp_dag.runtime import programs
 from kvpp_dag.runtime.packing import Packing
+from kvpp_vllm import hooks
 from kvpp_vllm.history import has_history
 from kvpp_vllm.rank import KvppRank
 from kvpp_vllm.worker_cpu import KvppCPUWorker
@@ -28,6 +29,7 @@ PHASES = {
     "phase_main_sent": "a broadcast carries the main cache of its bundle only",
     "phase_indexer_sent": "a broadcast carries the indexer cache of its bundle only, if there is one",
     "phase_not_zeroed": "new blocks are not zeroed",
+    "phase_acquired_late": "a compiled model waits where it updates the main cache, not in the indexer's operator",
     "phase_owner_first": "a wrong order: rank 0, which owns the first layer, sends it before it zeroes new blocks",
 }
 
@@ -52,6 +54,7 @@ def apply() -> None:
     programs.send_bundle = _send_bundle
     _carry_nothing_of_chunks()
     _let_the_owner_be_first()
+    _let_the_indexer_be_early()
     _journal()
 
 
@@ -120,9 +123,9 @@ def _let_the_owner_be_first() -> None:
     stock_update, begin, start = GPUModelRunner._update_states, KvppRank.begin, KvppRank.start
     ranks: list[KvppRank] = []
 
-    def started(self: KvppRank, layers: Any) -> None:
+    def started(self: KvppRank, layers: Any, **more: Any) -> None:
         ranks.append(self)
-        start(self, layers)
+        start(self, layers, **more)
 
     def update_states(self: Any, scheduler_output: Any) -> Any:
         first = Now.phase == "phase_owner_first" and ranks and ranks[0].rank == 0
@@ -140,6 +143,37 @@ def _let_the_owner_be_first() -> None:
 
     KvppRank.start, KvppRank.begin = started, begin_unless_begun
     GPUModelRunner._update_states = update_states
+
+
+class _UnhookedOperator:
+    """What the indexer's operator sees of the forward: in the phase, as if none were in flight."""
+
+    def __init__(self, forward: Any) -> None:
+        self._forward = forward
+
+    @property
+    def active(self) -> bool:
+        return self._forward.active and Now.phase != "phase_acquired_late"
+
+    def acquire(self, layer: int) -> None:
+        self._forward.acquire(layer)
+
+
+def _let_the_indexer_be_early() -> None:
+    in_op, checked = hooks.acquire_in_indexer_op, hooks._acquired_before
+
+    def acquire_in_indexer_op(forward: Any, ordinals: Any) -> Any:
+        return in_op(_UnhookedOperator(forward), ordinals)
+
+    def acquired_before(forward: Any, ordinal: int, original: Any) -> Any:
+        right, late = (wrap(forward, ordinal, original) for wrap in (checked, hooks._acquiring))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (late if Now.phase == "phase_acquired_late" else right)(*args, **kwargs)
+
+        return call
+
+    hooks.acquire_in_indexer_op, hooks._acquired_before = acquire_in_indexer_op, acquired_before
 
 
 def _journal() -> None:

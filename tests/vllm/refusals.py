@@ -46,10 +46,15 @@ def outcome(model: str, **settings: Any) -> str:
 
 def changed(model: str, part: str, field: str, value: Any, **settings: Any) -> str:
     """The outcome for a configuration that vLLM has finished without KVPP, after one change."""
-    from kvpp_vllm.plugin import activate
-
     config = configuration(model, additional={}, **settings)
     setattr(getattr(config, part), field, value)
+    return activated(config)
+
+
+def activated(config: Any) -> str:
+    """The outcome for a configuration that vLLM has finished without KVPP."""
+    from kvpp_vllm.plugin import activate
+
     config.additional_config = ON
     try:
         activate(config)
@@ -182,9 +187,36 @@ def graphs(mla: str, sparse: str) -> dict[str, str]:
         update = "vllm::unified_mla_kv_cache_update"
         cases["attention swallowed"] = compiled(**piecewise, splitting_ops=[update])
         cases["own split"] = compiled(**piecewise, splitting_ops=[update, attention])
+        cases |= sparse_graphs(sparse, [update, attention])
         with variables(VLLM_USE_BREAKABLE_CUDAGRAPH="1"):
             cases["breakable"] = compiled(**piecewise)
             cases["breakable eager"] = outcome(mla)
+    return cases
+
+
+def sparse_graphs(sparse: str, mla_ops: list[str]) -> dict[str, str]:
+    """Sparse attention without breakable graphs, which vLLM would choose for it and then compile nothing."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    cases = {}
+    with variables(VLLM_USE_BREAKABLE_CUDAGRAPH="0"):
+        piecewise = {"eager": False, "compilation_config": {"cudagraph_mode": "PIECEWISE"}}
+        cases["sparse PIECEWISE"] = outcome(sparse, **piecewise)
+        for name, split in (("own split", mla_ops), ("update swallowed", mla_ops[1:])):
+            config = {"cudagraph_mode": "PIECEWISE", "splitting_ops": split}
+            cases[f"sparse {name}"] = outcome(sparse, eager=False, compilation_config=config)
+        config = configuration(
+            sparse,
+            eager=False,
+            compilation_config={"cudagraph_mode": "PIECEWISE", "splitting_ops": mla_ops},
+        )
+        cases["sparse pieces end at"] = " ".join(config.compilation_config.splitting_ops)
+        for platform in ("cuda", "rocm"):
+            finished = configuration(sparse, additional={}, **piecewise)
+            stock = getattr(CpuPlatform, f"is_{platform}")
+            setattr(CpuPlatform, f"is_{platform}", lambda self: True)
+            cases[f"sparse PIECEWISE on {platform}"] = activated(finished)
+            setattr(CpuPlatform, f"is_{platform}", stock)
     return cases
 
 

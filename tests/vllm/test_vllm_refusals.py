@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvpp_dag.errors import NotActiveError
+from kvpp_vllm.checks import HOOK_OPS, INDEXER_OP
 from kvpp_vllm.config_seams import CONFIG_SEAMS
 from kvpp_vllm.demo.engine import environment
 from kvpp_vllm.seams import CPU_SEAMS, GPU_SEAMS, Seam, check_seams
@@ -108,11 +109,18 @@ def test_asked_for_it_replaces_the_worker_class(cases):
         "compiled, no graphs",
         "PIECEWISE",
         "own split",
+        "sparse compiled",
+        "sparse PIECEWISE",
+        "sparse own split",
         "breakable eager",
     ],
 )
 def test_what_goes_together_with_it_is_not_refused(cases, case):
     assert cases[case] == "kvpp_vllm.worker_cpu.KvppCPUWorker"
+
+
+def test_compiled_pieces_of_a_sparse_model_end_at_the_indexers_operator(cases):
+    assert cases["sparse pieces end at"].split() == [*HOOK_OPS, INDEXER_OP]
 
 
 @pytest.mark.parametrize("case", ["off", "false"])
@@ -177,7 +185,12 @@ def test_a_vllm_ascend_with_its_own_kvpp_acts_and_the_plugin_says_so(cases, run)
         ("partition", "set use_inductor_graph_partition to false in --compilation-config"),
         ("update swallowed", "splitting_ops lacks vllm::unified_mla_kv_cache_update"),
         ("attention swallowed", "splitting_ops lacks vllm::unified_mla_attention_with_output"),
-        ("sparse compiled", "has sparse attention"),
+        ("sparse update swallowed", "splitting_ops lacks vllm::unified_mla_kv_cache_update"),
+        (
+            "sparse PIECEWISE on cuda",
+            "fused kernels on this platform write both caches inside a captured",
+        ),
+        ("sparse PIECEWISE on rocm", "(cudagraph_mode PIECEWISE); add --enforce-eager"),
         ("sparse default graphs", "VLLM_USE_BREAKABLE_CUDAGRAPH=0"),
         ("ascend", "the worker class is vllm_ascend.worker.worker.NPUWorker"),
         ("other worker", "the worker class is " + CPU_WORKER),
