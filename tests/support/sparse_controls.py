@@ -6,6 +6,8 @@ What was cached before is lost: give each phase prompts of its own.
 """
 
 import ctypes
+import threading
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -29,12 +31,17 @@ PHASES = {
     "phase_main_sent": "a broadcast carries the main cache of its bundle only",
     "phase_indexer_sent": "a broadcast carries the indexer cache of its bundle only, if there is one",
     "phase_not_zeroed": "new blocks are not zeroed",
-    "phase_acquired_late": "a compiled model waits where it updates the main cache, not in the indexer's operator",
+    "phase_acquired_late": "a compiled model waits where it updates the main cache, not in the indexer's operator, "
+    "and the bundle arrives as late as that",
     "phase_owner_first": "a wrong order: rank 0, which owns the first layer, sends it before it zeroes new blocks",
 }
 
 JOURNAL: list[tuple[str, Any]] = []
 """What a KVPP worker did, in order: ("step", tokens), ("zeroed", blocks) and ("began", whether with history)."""
+
+
+USED: defaultdict[int, threading.Event] = defaultdict(threading.Event)
+"""By ordinal: set when the indexer of a compiled model has used its cache, in the phase in which it comes too early."""
 
 
 class Now:
@@ -96,8 +103,12 @@ def _send_bundle(transport: Any, arena: Any, ordinal: int) -> Any:
         view = arena.component(ordinal, component.name).view(-1)
         sends[phase] = transport.prepare(view, owner)
     whole = transport.prepare(arena.cache(ordinal), owner)
+    has_indexer = len(arena.plan.bundles[ordinal].spec.components) > 1
 
     def send() -> None:
+        if Now.phase == "phase_acquired_late" and has_indexer:
+            USED[ordinal].clear()
+            USED[ordinal].wait(1)  # it may have been used already
         sends.get(Now.phase, whole)()
 
     return send
@@ -169,7 +180,10 @@ def _let_the_indexer_be_early() -> None:
         right, late = (wrap(forward, ordinal, original) for wrap in (checked, hooks._acquiring))
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return (late if Now.phase == "phase_acquired_late" else right)(*args, **kwargs)
+            if Now.phase != "phase_acquired_late":
+                return right(*args, **kwargs)
+            USED[ordinal].set()
+            return late(*args, **kwargs)
 
         return call
 

@@ -9,9 +9,11 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+
+from docs.support import Row, read_table
 
 CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 ON = {"enable_kvpp": True}
@@ -51,11 +53,11 @@ def changed(model: str, part: str, field: str, value: Any, **settings: Any) -> s
     return activated(config)
 
 
-def activated(config: Any) -> str:
+def activated(config: Any, additional: Any = ON) -> str:
     """The outcome for a configuration that vLLM has finished without KVPP."""
     from kvpp_vllm.plugin import activate
 
-    config.additional_config = ON
+    config.additional_config = additional
     try:
         activate(config)
     except Exception as error:
@@ -102,11 +104,50 @@ def main(directory: Path) -> None:
     mla, dense, hybrid, sliding, sparse, mtp = (
         str(directory / name) for name in ("mla", "dense", "hybrid", "sliding", "sparse", "mtp")
     )
-    cases = asking(mla, dense) | models(hybrid, sliding, sparse) | cache_users(mla) | drafts(mla, mtp)
+    cases = supported(directory)
+    cases |= asking(mla, dense) | models(hybrid, sliding, sparse) | cache_users(mla) | drafts(mla, mtp)
     cases |= graphs(mla, sparse) | after_vllm(mla)
     cases |= {name: ascend(mla, directory / name) for name in ("ascend", "ascend with kvpp")}
     cases |= worker(mla)
     print("CASES " + json.dumps(cases))
+
+
+def supported(directory: Path) -> dict[str, str]:
+    """Every configuration of docs/support.toml, on each Model Runner that its row names."""
+    return {
+        name: row_outcome(directory, config, runner)
+        for row in read_table().rows
+        for name, config, runner in row_configurations(row)
+    }
+
+
+def row_configurations(row: Row) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """For each: the name of its case, the configuration as the table has it, and the Model Runner."""
+    for runner in ("V1", "V2") if row.runner in ("both", "") else (row.runner,):
+        for number, config in enumerate(row.config, start=1):
+            yield f"row {row.number}, {row.what} [{runner}, {number}]", dict(config), runner
+
+
+def row_outcome(directory: Path, config: dict[str, Any], runner: str) -> str:
+    """The worker class and the Model Runner, or what was raised."""
+    environ = config.pop("env", {}) | {"VLLM_USE_V2_MODEL_RUNNER": str(int(runner == "V2"))}
+    finished, kvpp = config.pop("finished", {}), config.pop("kvpp", None)
+    with_graphs = keeping_graphs() if config.pop("graphs", False) else nullcontext()
+    settings = {
+        "model": str(directory / config.pop("model")),
+        "ranks": config.pop("tensor_parallel_size", 2),
+        "eager": config.pop("enforce_eager", True),
+    }
+    with variables(**environ), with_graphs:
+        try:
+            made = configuration(**settings, additional={}, **config)
+        except Exception as error:
+            return f"vLLM refuses it: {type(error).__name__}: {error}"
+        for place, value in finished.items():
+            part, _, name = place.partition(".")
+            setattr(getattr(made, part), name, value)
+        chosen = activated(made, ON if kvpp is None else ON | {"kvpp": kvpp})
+        return f"{chosen} on {'V2' if made.use_v2_model_runner else 'V1'}"
 
 
 def asking(mla: str, dense: str) -> dict[str, str]:
