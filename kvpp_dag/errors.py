@@ -72,6 +72,10 @@ class TransferError(KvppError, RuntimeError):
     """A transfer failed, or did not finish within the configured time."""
 
 
+class SelfCheckError(TransferError):
+    """What arrived in the self check, before the first forward, is not what was sent."""
+
+
 class DivergenceError(TransferError):
     """Ranks of one KVPP group do not run the same forward."""
 

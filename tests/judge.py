@@ -9,6 +9,11 @@ it writes contradicts itself, and both readings are tried. All reachable states 
 that shows a fault ends the search. Where something is about to run that touches no buffer and no peer, nothing
 else is tried first: nobody can tell the order.
 
+Collectives of other groups than KVPP's start and end there like any compute, but must not overtake those of
+their group that are listed ahead: more order would only hide races. What they can do to a device that runs
+collectives one after another, in the order in which the host issued them, is searched apart: there one starts
+only when those issued before it have ended, and ends only when every rank has started its own.
+
 Faults: two conflicting accesses at the same time; a read that finds another layer's bytes, or in scratch and
 staging those of another forward; a copy of nothing; a transfer still running when every other stream has
 finished its forward; a collective that starts before one that is listed ahead of it; a state that nothing
@@ -16,6 +21,7 @@ leads out of. With several ranks a collective ends only after every rank has sta
 mean the same.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -45,6 +51,10 @@ class _Task:
     piece: int | None = None
     before: list["_Task"] = field(default_factory=list)
     collective: int | None = None
+    joined: list[tuple[str, int]] = field(default_factory=list)
+    issued_before: "_Task | None" = None
+    ahead: list["_Task"] = field(default_factory=list)
+    scattered: bool = False
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
@@ -58,7 +68,7 @@ class _Task:
     @cached_property
     def instant(self) -> bool:
         """Whether starting and ending at once hides nothing: it touches no buffer, nor need it be awaited."""
-        return not (self.reads or self.writes or self.node.kind in TRANSFERS)
+        return not (self.reads or self.writes or self.scattered or self.node.kind in TRANSFERS)
 
 
 def fault_of(ranks: Sequence[Sequence[Graph]], *, exact: bool = False) -> str | None:
@@ -70,6 +80,8 @@ def fault_of(ranks: Sequence[Sequence[Graph]], *, exact: bool = False) -> str | 
     nodes = [(n, n.owner == graph.rank) for forwards in ranks for graph in forwards for n in graph.nodes]
     if fault is None and any(_named_slot(n, owned=owned) != n.writes for n, owned in nodes):
         fault = _World(ranks, exact, by_slot=True).search()
+    if fault is None and any(n.collectives for n, _ in nodes):
+        fault = _World(ranks, exact, one_at_a_time=True).search()
     return fault
 
 
@@ -82,12 +94,20 @@ def _named_slot(node: Node, *, owned: bool) -> tuple[str, ...]:
 class _World:
     instants_first = True
 
-    def __init__(self, ranks: Sequence[Sequence[Graph]], exact: bool, by_slot: bool = False) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[Sequence[Graph]],
+        exact: bool,
+        by_slot: bool = False,
+        one_at_a_time: bool = False,
+    ) -> None:
         self.exact = exact
         self.by_slot = by_slot
+        self.one_at_a_time = one_at_a_time
         self.queues: list[list[_Task]] = []
         self.tasks: list[_Task] = []
         self.collectives: list[list[_Task]] = []
+        self.joined: list[dict[tuple[str, int], _Task]] = []
         self.joins: list[tuple[_Task, list[_Task]]] = []
         for rank, forwards in enumerate(ranks):
             self._add_rank(rank, forwards)
@@ -97,6 +117,10 @@ class _World:
     def _add_rank(self, rank: int, forwards: Sequence[Graph]) -> None:
         queue_of: dict[str, int] = {}
         started: list[_Task] = []
+        counts: Counter[str] = Counter()
+        joined: dict[tuple[str, int], _Task] = {}
+        latest: _Task | None = None
+        of_group: dict[str, list[_Task]] = {}
         for number, graph in enumerate(forwards):
             by_id: dict[str, _Task] = {}
             for node in graph.nodes:
@@ -109,6 +133,15 @@ class _World:
                 if node.kind is Kind.BROADCAST:
                     task.collective = len(started)
                     started.append(task)
+                for group in node.collectives:
+                    task.ahead += of_group.setdefault(group, [])[-1:]
+                    of_group[group].append(task)
+                if self.one_at_a_time and (node.kind is Kind.BROADCAST or node.collectives):
+                    task.issued_before, latest = latest, task
+                    for group in node.collectives or ("",):
+                        task.joined.append((group, counts[group]))
+                        joined[group, counts[group]] = task
+                        counts[group] += 1
                 self.queues[queue].append(task)
                 by_id[node.id] = task
             for (what, _), transfers in groupby(sorted(by_id.values(), key=_role), key=_role):
@@ -123,7 +156,11 @@ class _World:
                     if task.node.kind in TRANSFERS:
                         others = [t for t in by_id.values() if t.queue != task.queue]
                         self.joins.append((task, others))
+        for tasks in of_group.values():
+            for task in tasks:
+                task.scattered = len({t.queue for t in tasks}) > 1
         self.collectives.append(started)
+        self.joined.append(joined)
 
     def search(self) -> str | None:
         start = ((0,) * len(self.queues), (None,) * len(self.buffers))
@@ -154,11 +191,13 @@ class _World:
                 if not self._peers_started(task, progress):
                     continue
                 after = self._written(task, tags)
+            elif task.issued_before is not None and not self._ended(task.issued_before, progress):
+                continue
             elif all(self._ended(t, progress) for t in task.before):
                 fault = self._fault_at_start(task, progress, tags)
                 if fault:
                     return fault
-                count = 2 if task.instant else 1
+                count = 2 if task.instant and not task.joined else 1
             else:
                 continue
             moves.append(((*progress[:queue], steps + count, *progress[queue + 1 :]), after))
@@ -175,6 +214,8 @@ class _World:
         return progress[task.queue] >= 2 * task.place + 2
 
     def _peers(self, task: _Task) -> list[_Task | None]:
+        if task.joined:
+            return [joined.get(place) for place in task.joined for joined in self.joined]
         number = task.collective
         if number is None:
             return []
@@ -203,13 +244,12 @@ class _World:
             fault = self._wrong_content(task, buffer, tags[self.buffers[task.rank, buffer]])
             if fault:
                 return fault
-        if task.collective is not None:
-            listed_before = self.collectives[task.rank][: task.collective]
-            if not all(self._started(t, progress) for t in listed_before):
-                return f"collectives: {task.node.id} overtakes another"
-            for peer in self._peers(task):
-                if peer is not None and _meaning(peer.node) != _meaning(task.node):
-                    return f"collectives: {peer.node.id} meets {task.node.id}"
+        listed_before = self.collectives[task.rank][: task.collective or 0]
+        if not all(self._started(t, progress) for t in (*listed_before, *task.ahead)):
+            return f"collectives: {task.node.id} overtakes another"
+        for peer in self._peers(task):
+            if peer is not None and _meaning(peer.node) != _meaning(task.node):
+                return f"collectives: {peer.node.id} meets {task.node.id}"
         return None
 
     def _wrong_content(self, task: _Task, buffer: str, tag: Tag | None) -> str | None:

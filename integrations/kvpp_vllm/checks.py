@@ -7,6 +7,8 @@ layer's cache, several cache groups, caches that are not replicated.
 from collections.abc import Iterator
 from typing import Any
 
+from kvpp_vllm.collectives import collective_refusals
+
 WORKERS = {
     "vllm.v1.worker.cpu_worker.CPUWorker": "kvpp_vllm.worker_cpu.KvppCPUWorker",
     "vllm.v1.worker.gpu_worker.Worker": "kvpp_vllm.worker.KvppWorker",
@@ -40,6 +42,7 @@ def refusals(vllm_config: Any) -> Iterator[str]:
     yield from _parallelism(vllm_config.parallel_config)
     yield from _cache_users(vllm_config)
     yield from _drafts(vllm_config.speculative_config)
+    yield from collective_refusals(vllm_config)
     yield from _worker(vllm_config.parallel_config)
 
 

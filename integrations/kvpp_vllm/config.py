@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kvpp_dag.errors import ConfigError
 from kvpp_dag.graph import Policy
 from kvpp_dag.plan import Ownership
-from kvpp_dag.runtime import Payload
+from kvpp_dag.runtime import Completion, Payload
 
 MAX_CHOSEN = 10_000
 """Forwards that may be chosen for one trace: they are kept in memory until the last of them has ended."""
@@ -36,10 +36,13 @@ class KvppConfig(BaseModel):
     `payload`: what a forward with history sends of each bundle: all blocks, those in use, or the cheaper of the two.
     `policy`: when the next transfer may start: as the hook before attention returns, or the one behind it.
     `depth`: how many layers ahead transfers are started; there are `depth + 1` scratch slots.
+    `completion`: whether the compute stream alone waits for a transfer, or the host too; on a CPU the host always does.
     `ownership`: whether the ranks own equally many layers, or as equal bytes as contiguous layers allow.
     `transport`: what carries the caches between ranks.
     `process_groups`: how many process groups carry a very large bundle together; two on a CPU and one on an
     accelerator, which can have no more, if it is not given.
+    `self_check`: before the first request, run every kind of forward with known bytes and refuse to start if they do
+    not arrive; on an accelerator alone, if it is not given.
     `verify_transfers`: look whether every transfer has arrived; slow, to check an installation.
     `skip_broadcasts`: leave every transfer out, as a control: outputs must then differ.
     """
@@ -54,9 +57,11 @@ class KvppConfig(BaseModel):
     payload: Payload = Payload.AUTO
     policy: Policy = Policy.ON_ACQUIRE
     depth: int = Field(default=1, ge=1, le=8)
+    completion: Completion = Completion.STREAM
     ownership: Ownership = Ownership.COUNT
     transport: TransportKind = TransportKind.AUTO
     process_groups: Literal[1, 2, 4] | None = None
+    self_check: bool | None = None
     verify_transfers: bool = False
     skip_broadcasts: bool = False
 
@@ -92,6 +97,11 @@ def read_config(additional_config: Any) -> KvppConfig | None:
             "since workers may run in another directory."
         )
     _check_tracing(config)
+    if config.self_check and config.skip_broadcasts:
+        raise ConfigError(
+            "additional_config.kvpp sets both self_check and skip_broadcasts, and where nothing is sent nothing can "
+            "arrive; leave one of them out."
+        )
     return config
 
 

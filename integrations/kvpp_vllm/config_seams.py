@@ -3,6 +3,7 @@
 from kvpp_vllm.seams import Seam
 
 _USE = "refusing what KVPP cannot serve, before anything is loaded"
+_BESIDE = "refusing collectives that NCCL does not order, beside KVPP's"
 _MLA = "vllm.model_executor.layers.attention.mla_attention"
 
 CONFIG_SEAMS = (
@@ -12,6 +13,7 @@ CONFIG_SEAMS = (
         fields=(
             "additional_config",
             "compilation_config",
+            "device_config",
             "kv_transfer_config",
             "model_config",
             "parallel_config",
@@ -55,6 +57,7 @@ CONFIG_SEAMS = (
         fields=("method", "num_speculative_tokens_per_batch_size"),
         use=_USE,
     ),
+    Seam(module="vllm.config", attribute="DeviceConfig", fields=("device_type",), use=_USE),
     Seam(module="vllm.config", attribute="KVTransferConfig", fields=("kv_connector",), use=_USE),
     Seam(module="vllm.envs", attribute="VLLM_KV_CACHE_LAYOUT", use=_USE),
     Seam(module="vllm.envs", attribute="VLLM_USE_BREAKABLE_CUDAGRAPH", use=_USE),
@@ -85,3 +88,24 @@ CONFIG_SEAMS = (
         use="release in compiled models: an operator between the pieces",
     ),
 )
+
+NCCL_SEAMS = (
+    Seam(
+        module="vllm.config",
+        attribute="ParallelConfig",
+        fields=("all2all_backend", "disable_custom_all_reduce", "use_all2all"),
+        use=_BESIDE,
+    ),
+    Seam(module="vllm.config", attribute="CompilationConfig", fields=("pass_config",), use=_BESIDE),
+    Seam(module="vllm.config", attribute="PassConfig", fields=("fuse_allreduce_rms",), use=_BESIDE),
+    *(
+        Seam(module="vllm.envs", attribute=name, use=_BESIDE)
+        for name in (
+            "VLLM_ALLREDUCE_USE_FLASHINFER",
+            "VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC",
+            "VLLM_ALLREDUCE_USE_SYMM_MEM",
+            "VLLM_NCCL_SO_PATH",
+        )
+    ),
+)
+"""What `collectives` reads besides, on devices whose collectives are NCCL's."""

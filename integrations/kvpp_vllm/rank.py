@@ -21,11 +21,11 @@ from kvpp_dag.runtime import (
     Transport,
     VerifyingTransport,
     allocate_zeroed,
+    check_forwards,
     make_streams,
     measure_costs,
 )
 from kvpp_dag.runtime.payload import Ids
-from kvpp_dag.trace import summarize
 from kvpp_vllm.allocation import block_size, engine_views
 from kvpp_vllm.blocks import BlockBook
 from kvpp_vllm.config import KvppConfig
@@ -63,9 +63,7 @@ class KvppRank:
             self._allocate = transport.allocate
         self.stage = stage
         self.rank = transport.rank
-        self.trace = RankTrace(
-            config, stage=stage, rank=self.rank, ranks=transport.size, device=self.device
-        )
+        self.trace = RankTrace(config, stage=stage, rank=self.rank, ranks=transport.size)
         self._plan: StagePlan | None = None
         self._arena: Arena | None = None
         self._forward: ForwardPass | None = None
@@ -119,9 +117,11 @@ class KvppRank:
         return engine_views(self._arena, kv_cache_config, layout, kernel_block_sizes)
 
     def start(self, layers: Mapping[str, Any], *, compiled: bool) -> None:
-        """Compile and verify the forwards, agree with the other ranks, and hook the layers.
+        """Compile and verify the forwards, agree with the other ranks, check that they work, and hook the layers.
 
-        `compiled` is whether the engine compiles its model. Raises DivergenceError if ranks have planned differently.
+        `compiled` is whether the engine compiles its model. Raises DivergenceError if ranks have planned
+        differently, and SelfCheckError if what was sent is not what arrived. Nothing of it is left on the
+        device when it returns.
         """
         if self._arena is None:
             raise NotActiveError(
@@ -129,7 +129,7 @@ class KvppRank:
                 "allocate_kv_cache of the model runner's module."
             )
         timeout = self.config.timeout_s
-        streams = make_streams(self.device, timeout=2 * timeout)  # an accelerator's: not yet run
+        streams = make_streams(self.device, timeout=2 * timeout, completion=self.config.completion)
         self._forward = ForwardPass(
             arena=self._arena,
             transport=self.transport,
@@ -147,7 +147,20 @@ class KvppRank:
             profiled=self.config.profiler_ranges,
         )
         self.transport.agree(self._forward.signature)
-        self.trace.start(self._planned(), self._arena.num_blocks)
+        if self._checks_itself():
+            checked = check_forwards(
+                self._forward,
+                arena=self._arena,
+                transport=self.transport,
+                streams=streams,
+                timeout=2 * timeout,
+            )
+            logger.info(
+                "KVPP rank %d, stage %d: self check passed: %s.", self.rank, self.stage, checked.text()
+            )
+        # An engine may run its forwards on another current stream than this one, which made the arena.
+        streams.compute.synchronize(2 * timeout)
+        self.trace.start(self._planned(), self._arena.num_blocks, self._forward.synchronize)
         self._hooks = hook_layers(self._forward, layers, compiled=compiled)
         if self.config.trace_dir:
             write_graphs(self.config.trace_dir, self._forward.graphs, name=self.trace.name)
@@ -185,8 +198,7 @@ class KvppRank:
     def stats(self) -> dict[str, Any]:
         """Figures of this rank since its start: blocks, bytes held, forwards, broadcasts, bytes sent."""
         forward, arena, plan = self._running(), self._stored(), self._planned()
-        recorder = self.trace.recorder
-        recorded = summarize(recorder.forwards) if recorder else None
+        recorded = self.trace.summary()
         return {
             "rank": self.rank,
             "stage": self.stage,
@@ -224,12 +236,20 @@ class KvppRank:
         costs = measure_costs(
             arena=self._stored(),
             transport=self.transport,
+            compute=streams.compute,
             transfer=streams.transfer,
             copy=streams.copy,
             timeout=2 * self.config.timeout_s,
         )
         logger.debug("KVPP measured %s.", costs)
         return costs
+
+    def _checks_itself(self) -> bool:
+        """Whether there is anything to check, and the user or the device asks for it."""
+        plan, asked = self._planned(), self.config.self_check
+        if asked is None:
+            asked = self.device.type != "cpu" and not self.config.skip_broadcasts
+        return asked and plan.ranks > 1 and bool(plan.bundles)
 
     def _planned(self) -> StagePlan:
         return _there(self._plan)

@@ -1,14 +1,14 @@
 """What a rank keeps of its forwards: the recorder, the files of a trace directory, and a line in the log."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
+from kvpp_dag.errors import TransferError
 from kvpp_dag.plan import StagePlan
 from kvpp_dag.runtime import host_identity
-from kvpp_dag.trace import ForwardRecord, Recorder, Recording, summarize
+from kvpp_dag.trace import ForwardRecord, Recorder, Recording, Summary, summarize
 from kvpp_dag.trace.recorder import KEEP
 from kvpp_vllm.config import KvppConfig
 from kvpp_vllm.dumps import write_failure, write_trace
@@ -31,24 +31,25 @@ class RankTrace:
     as soon as the last of them has ended. Nothing is written without a `trace_dir`.
     """
 
-    def __init__(
-        self, config: KvppConfig, *, stage: int, rank: int, ranks: int, device: torch.device
-    ) -> None:
+    def __init__(self, config: KvppConfig, *, stage: int, rank: int, ranks: int) -> None:
         self.name = f"stage{stage}.rank{rank}"
         self.recorder = Recorder(chosen=config.chosen_forwards) if config.record else None
         self._config = config
         self._stage = stage
         self._rank = rank
         self._ranks = ranks
-        self._device = device
+        self._over: Callable[[], object] | None = None
         self._plan: StagePlan | None = None
         self._num_blocks = 0
         chosen = config.chosen_forwards
         self._write_after = chosen.stop - 1 if chosen else KEEP
 
-    def start(self, plan: StagePlan, num_blocks: int) -> None:
-        """Say what the forwards run under; called before the first of them."""
-        self._plan, self._num_blocks = plan, num_blocks
+    def start(self, plan: StagePlan, num_blocks: int, over: Callable[[], object]) -> None:
+        """Say what the forwards run under; called before the first of them.
+
+        `over` blocks until a device has run those that have ended; it may raise.
+        """
+        self._plan, self._num_blocks, self._over = plan, num_blocks, over
 
     def ended(self, number: int) -> None:
         """Write and log what is due now that forward `number` has ended."""
@@ -73,7 +74,7 @@ class RankTrace:
             )
 
     def _write(self, write: Write, *, chosen: bool) -> str | None:
-        """Write, or log why not: neither a full disk nor a device that has failed must hide what led here."""
+        """Write, or log why not: whatever is wrong with the disk or the device must not hide what led here."""
         if self.recorder is None or self._config.trace_dir is None:
             return None
         try:
@@ -90,21 +91,34 @@ class RankTrace:
                 forwards=forwards,
             )
             return write(self._config.trace_dir, recording, name=self.name)
-        except (OSError, RuntimeError) as error:
+        except Exception as error:
             logger.error("KVPP %s could not write its trace: %s", self.name, error)
             return None
 
     def _forwards(self, recorder: Recorder, *, chosen: bool) -> tuple[ForwardRecord, ...]:
-        """What was recorded; the times of a device can be read once it is done with them."""
-        if self._device.type != "cpu":
-            torch.accelerator.synchronize()
+        """What was recorded; the times of a device that has failed or hangs are missing, and that is logged."""
+        try:
+            if self._over is not None:
+                self._over()
+        except TransferError as error:
+            logger.warning("KVPP %s does not know all times of its forwards: %s", self.name, error)
         return recorder.chosen if chosen else recorder.forwards
+
+    def summary(self) -> Summary | None:
+        """The figures of the last forwards; None if nothing is recorded, or they cannot be told, which is logged."""
+        if self.recorder is None:
+            return None
+        try:
+            return summarize(self._forwards(self.recorder, chosen=False))
+        except Exception as error:
+            logger.error("KVPP %s could not sum up its forwards: %s", self.name, error)
+            return None
 
     def _last_forwards(self) -> str:
         """What the last forwards sent and waited for."""
-        if self.recorder is None:
+        total = self.summary()
+        if total is None:
             return "not recorded"
-        total = summarize(self._forwards(self.recorder, chosen=False))
         hidden = 1 - min(1.0, total.exposed_ns / total.transfer_ns) if total.transfer_ns else 1.0
         return (
             f"of the last {total.forwards}, {total.forwards_with_history} with history sent "

@@ -16,6 +16,8 @@ from kvpp_dag.runtime import (
     gather_bytes,
     group_backend,
     host_identity,
+    nccl_options,
+    uses_nccl,
 )
 from kvpp_vllm.config import KvppConfig, TransportKind
 
@@ -89,8 +91,15 @@ def _shares_memory(
 
 
 def warm_up(group: dist.ProcessGroup, ranks: Sequence[int], device: torch.device) -> None:
-    """Use `group` once: an accelerator's library sets itself up, and takes memory, when it is first used."""
-    dist.broadcast(torch.zeros(1, device=device), ranks[0], group)
+    """Let every rank send once, and wait for it.
+
+    An accelerator's library connects ranks, loads kernels and takes memory when they are first used, and while
+    it does must not meet the engine's collectives.
+    """
+    token = torch.zeros(1, device=device)
+    for owner in ranks:
+        dist.broadcast(token, owner, group)
+    torch.accelerator.synchronize(device)
 
 
 def _new_group(config: KvppConfig, ranks: Sequence[int], device: torch.device) -> dist.ProcessGroup:
@@ -98,6 +107,7 @@ def _new_group(config: KvppConfig, ranks: Sequence[int], device: torch.device) -
         list(ranks),
         timeout=datetime.timedelta(seconds=config.timeout_s),
         backend=group_backend(device.type),
+        pg_options=nccl_options() if uses_nccl(device.type) else None,
         use_local_synchronization=True,
     )
     return group

@@ -11,6 +11,7 @@ from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.v1.worker.gpu_worker import Worker
 
 from kvpp_dag.errors import NotActiveError
+from kvpp_vllm.collectives import prepare_collectives
 from kvpp_vllm.config import read_config
 from kvpp_vllm.rank import KvppRank
 from kvpp_vllm.runners import RunnerKind, after_state_update, allocating, runner_kind
@@ -19,7 +20,7 @@ from kvpp_vllm.transports import make_transport
 
 
 class KvppWorker(Worker):  # type: ignore[misc]
-    """A worker whose KV cache is pipelined over its tensor-parallel group: on CUDA and ROCm, not yet run there."""
+    """A worker whose KV cache is pipelined over its tensor-parallel group: on CUDA, not yet run there."""
 
     kvpp: KvppRank
     kvpp_runner: RunnerKind
@@ -29,6 +30,7 @@ class KvppWorker(Worker):  # type: ignore[misc]
         """Set up the device as vLLM does, then the KVPP group of this pipeline stage."""
         self.kvpp_runner = runner_kind(self.vllm_config)
         check_seams(self.kvpp_seams, runner=self.kvpp_runner.version)
+        prepare_collectives(self.vllm_config)
         super().init_device()
         config = read_config(self.vllm_config.additional_config)
         if config is None:

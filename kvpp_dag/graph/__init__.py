@@ -11,6 +11,8 @@ from kvpp_dag.graph.lower import Program, Step, Wait, lower
 from kvpp_dag.graph.nodes import (
     COMPUTE_STREAM,
     COPY_STREAM,
+    ENGINE_GROUP,
+    KVPP_GROUP,
     TRANSFER_STREAM,
     Collectives,
     Graph,
@@ -26,6 +28,8 @@ from kvpp_dag.graph.verify import Finding, verify, verify_alone, verify_group
 __all__ = [
     "COMPUTE_STREAM",
     "COPY_STREAM",
+    "ENGINE_GROUP",
+    "KVPP_GROUP",
     "TRANSFER_STREAM",
     "Collectives",
     "Finding",

@@ -8,6 +8,7 @@ from kvpp_dag.errors import GraphError
 from kvpp_dag.graph.nodes import (
     COMPUTE_STREAM,
     COPY_STREAM,
+    ENGINE_GROUP,
     SCRATCH,
     STAGING,
     TRANSFER_STREAM,
@@ -35,7 +36,8 @@ def build_forward(
     it reads it. Without chunks each bundle is sent in place by one broadcast of `num_blocks` blocks. With
     `chunks` each travels in that many pieces of `num_blocks` blocks at most, which its owner packs into one
     of two staging halves and the others unpack from theirs; several pieces do so on a stream of their own,
-    beside the sending. Raises GraphError for a negative number or a rank outside the group.
+    beside the sending. In a group of several ranks every compute node may hold collectives of the engine's,
+    and says so. Raises GraphError for a negative number or a rank outside the group.
     """
     build = _Builder(plan, num_blocks, chunks)
     sends = history and plan.ranks > 1
@@ -50,27 +52,31 @@ def build_forward(
     )
 
 
-def build_collectives(plan: StagePlan, *, num_blocks: int, chunks: int = 0) -> list[Collectives]:
-    """What each rank of the group broadcasts in a forward with history, in issue order, without its graph.
+def build_collectives(
+    plan: StagePlan, *, num_blocks: int, policy: Policy, chunks: int = 0
+) -> list[Collectives]:
+    """What each rank of the group issues in a forward with history, in issue order, without its graph.
 
-    A layer's transfer has two forms, of its owner and of the others, and each is built once for all ranks.
+    What is done for a layer has two forms, of its owner and of the others, and each is built once for all ranks.
     Raises GraphError for a negative number.
     """
     build = _Builder(plan, num_blocks, chunks)
-    forms = {owned: build.broadcasts(owned=owned) for owned in (True, False)}
+    steps = build.steps(policy) if plan.ranks > 1 else []
+    forms = {owned: [build.issued(step, owned=owned) for step in steps] for owned in (True, False)}
+    owners = [plan.owners[i] if i is not None else 0 for _, i in steps]
     return [
         Collectives(
             rank=rank,
             ranks=plan.ranks,
             layout_hash=plan.layout_hash,
-            broadcasts=tuple(
-                node for i, owner in enumerate(plan.owners) for node in forms[owner == rank][i]
-            )
-            if plan.ranks > 1
-            else (),
+            issued=tuple(node for k, owner in enumerate(owners) for node in forms[owner == rank][k]),
         )
         for rank in range(plan.ranks)
     ]
+
+
+_Step = tuple[str, int | None]
+"""What an engine meets next: the `transfer`, `attend` or `compute` of an ordinal, or the `prologue`."""
 
 
 class _Builder:
@@ -88,34 +94,50 @@ class _Builder:
         self.slots = [plan.slot(i) for i in range(self.layers)]
         self.scratch = [f"{SCRATCH}{slot}]" for slot in range(plan.slots)]
         self.stream = COPY_STREAM if chunks > 1 else TRANSFER_STREAM
+        self.collectives = (ENGINE_GROUP,) if plan.ranks > 1 else ()
 
     def without_history(self, rank: int) -> list[Node]:
-        nodes = [_compute("prologue", None)]
+        nodes = [self._compute("prologue", None)]
         for i, owner in enumerate(self.plan.owners):
-            nodes.append(_compute(f"attend[{i}]", i, writes=self._cache(i, owner == rank)))
-            nodes.append(_compute(f"compute[{i}]", i))
+            nodes.append(self._compute(f"attend[{i}]", i, writes=self._cache(i, owner == rank)))
+            nodes.append(self._compute(f"compute[{i}]", i))
         return nodes
 
     def with_history(self, rank: int, policy: Policy) -> list[Node]:
-        owned = [owner == rank for owner in self.plan.owners]
-        on_release = policy is Policy.ON_RELEASE
-        ahead = self.plan.depth + on_release
+        owners = self.plan.owners
         nodes: list[Node] = []
-        for i in range(min(ahead, self.layers)):
-            nodes += self._transfer(i, owned[i])
-        nodes.append(_compute("prologue", None))
-        for i in range(self.layers):
-            following = self._transfer(i + ahead, owned[i + ahead]) if i + ahead < self.layers else []
-            cache, after = self._cache(i, owned[i]), (f"completion[{i}]",)
-            attend = _compute(f"attend[{i}]", i, reads=cache, writes=cache, after=after)
-            nodes += (attend, *following) if on_release else (*following, attend)
-            nodes.append(_compute(f"compute[{i}]", i))
+        for step in self.steps(policy):
+            nodes += self._nodes(step, step[1] is not None and owners[step[1]] == rank)
         return nodes
 
-    def broadcasts(self, *, owned: bool) -> list[list[Node]]:
-        """The broadcasts of each layer's transfer."""
-        transfers = (self._transfer(i, owned) for i in range(self.layers))
-        return [[node for node in nodes if node.kind is Kind.BROADCAST] for nodes in transfers]
+    def steps(self, policy: Policy) -> list[_Step]:
+        """The order in which any rank's host meets what there is to do in a forward with history."""
+        on_release = policy is Policy.ON_RELEASE
+        ahead = self.plan.depth + on_release
+        steps: list[_Step] = [("transfer", i) for i in range(min(ahead, self.layers))]
+        steps.append(("prologue", None))
+        for i in range(self.layers):
+            following: list[_Step] = [("transfer", i + ahead)] if i + ahead < self.layers else []
+            attend = ("attend", i)
+            steps += (attend, *following) if on_release else (*following, attend)
+            steps.append(("compute", i))
+        return steps
+
+    def issued(self, step: _Step, *, owned: bool) -> list[Node]:
+        """The nodes of a step that issue collectives."""
+        return [node for node in self._nodes(step, owned) if node.groups]
+
+    def _nodes(self, step: _Step, owned: bool) -> list[Node]:
+        what, i = step
+        if i is None:
+            return [self._compute(what, None)]
+        if what == "transfer":
+            return self._transfer(i, owned)
+        if what == "compute":
+            return [self._compute(f"compute[{i}]", i)]
+        cache = self._cache(i, owned)
+        after = (f"completion[{i}]",)
+        return [self._compute(f"attend[{i}]", i, reads=cache, writes=cache, after=after)]
 
     def _transfer(self, i: int, owned: bool) -> list[Node]:
         """From the ready event to the completion event of ordinal `i`."""
@@ -222,25 +244,26 @@ class _Builder:
         """The buffer that holds the cache of ordinal `i`."""
         return (f"persistent[{i}]",) if owned else (self.scratch[self.slots[i]],)
 
+    def _compute(
+        self,
+        node_id: str,
+        layer: int | None,
+        *,
+        reads: tuple[str, ...] = (),
+        writes: tuple[str, ...] = (),
+        after: tuple[str, ...] = (),
+    ) -> Node:
+        return Node(
+            id=node_id,
+            kind=Kind.COMPUTE,
+            stream=COMPUTE_STREAM,
+            layer=layer,
+            reads=reads,
+            writes=writes,
+            after=after,
+            collectives=self.collectives,
+        )
+
 
 def _completion(node_id: str, i: int, stream: str, after: tuple[str, ...]) -> Node:
     return Node(id=node_id, kind=Kind.COMPLETION, stream=stream, after=after, layer=i)
-
-
-def _compute(
-    node_id: str,
-    layer: int | None,
-    *,
-    reads: tuple[str, ...] = (),
-    writes: tuple[str, ...] = (),
-    after: tuple[str, ...] = (),
-) -> Node:
-    return Node(
-        id=node_id,
-        kind=Kind.COMPUTE,
-        stream=COMPUTE_STREAM,
-        layer=layer,
-        reads=reads,
-        writes=writes,
-        after=after,
-    )

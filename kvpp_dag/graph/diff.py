@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvpp_dag.graph.nodes import Graph
 
 SETTINGS = ("rank", "ranks", "layout_hash", "history", "policy", "depth")
-_FIELDS = ("kind", "stream", "layer", "owner", "slot", "bytes")
+_FIELDS = ("kind", "stream", "layer", "owner", "slot", "bytes", "collectives")
 _BUFFERS = ("reads", "writes")
 
 Value = str | int | None

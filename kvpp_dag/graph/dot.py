@@ -57,6 +57,7 @@ def _label(node: Node) -> str:
     parts = [node.id]
     if node.kind is Kind.BROADCAST:
         parts.append(f"owner {node.owner}, {node.bytes} bytes")
+    parts += [f"collectives of {group}" for group in node.collectives]
     parts += [f"reads {b}" for b in node.reads] + [f"writes {b}" for b in node.writes]
     return _quote("\n".join(parts))
 

@@ -14,7 +14,9 @@ from kvpp_dag.errors import DumpError, GraphError
 from kvpp_dag.graph.nodes import MAX_NODES, Graph, Kind, Node, Policy, check_node
 from kvpp_dag.graph.reading import check_size, read_model
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+READ_VERSIONS = (1, 2)
+"""Version 1 had no `collectives`: what it holds reads as nodes that issue none but broadcasts."""
 MAX_EDGES = 20 * MAX_NODES
 
 
@@ -32,6 +34,7 @@ def to_networkx(graph: Graph) -> "nx.DiGraph[str]":
             bytes=node.bytes,
             reads=list(node.reads),
             writes=list(node.writes),
+            collectives=list(node.collectives),
         )
     result.add_edges_from((before, node.id) for node in graph.nodes for before in node.after)
     return result
@@ -67,6 +70,7 @@ class _DumpNode(BaseModel):
     bytes: int = Field(default=0, ge=0)
     reads: Annotated[list[str], FailFast()] = []
     writes: Annotated[list[str], FailFast()] = []
+    collectives: Annotated[list[str], FailFast()] = []
 
 
 class _DumpEdge(BaseModel):
@@ -103,9 +107,10 @@ def from_json(text: str) -> Graph:
 
 def from_dump(dump: GraphDump) -> Graph:
     """The graph that `dump` describes. Raises DumpError naming the place that is wrong."""
-    if dump.schema_version != SCHEMA_VERSION:
+    if dump.schema_version not in READ_VERSIONS:
         raise DumpError(
-            f"At schema_version: {dump.schema_version}; this version reads {SCHEMA_VERSION}."
+            f"At schema_version: {dump.schema_version}; this version reads "
+            f"{' and '.join(map(str, READ_VERSIONS))}."
         )
     nodes = _nodes(dump.graph)
     try:
@@ -155,4 +160,5 @@ def _node(node: _DumpNode, after: list[str]) -> Node:
         owner=node.owner,
         slot=node.slot,
         bytes=node.bytes,
+        collectives=tuple(node.collectives),
     )

@@ -29,6 +29,9 @@ MAX_NODES = 20_000
 MAX_BUFFERS = 256
 """Buffers that one node may read, and that it may write."""
 
+MAX_GROUPS = 32
+"""Groups of communication that one node may name."""
+
 MAX_RANKS = 1 << 20
 MAX_NUMBER = (1 << 64) - 1
 """Largest layer, owner, slot, depth or byte count; larger ones are no sizes of anything."""
@@ -38,6 +41,13 @@ SCRATCH = "scratch["
 
 STAGING = "staging["
 """Prefix of the halves through which packed blocks travel; what they hold is as short-lived."""
+
+
+KVPP_GROUP = "kvpp"
+"""The group of communication of every broadcast."""
+
+ENGINE_GROUP = "engine"
+"""The engine's own groups, taken together: what they do within one compute node, the engine itself orders."""
 
 
 class Kind(StrEnum):
@@ -74,7 +84,8 @@ class Node:
     """One node; `id` is equal on every rank.
 
     `layer` is the ordinal the node belongs to, None outside any layer. `owner`, `slot` and `bytes`
-    describe a broadcast: owner rank, scratch slot of the others, payload size.
+    describe a broadcast: owner rank, scratch slot of the others, payload size. `collectives` are the groups
+    of communication to which another node gives work, in that order; a broadcast gives it to the KVPP group.
     """
 
     id: str
@@ -87,6 +98,7 @@ class Node:
     owner: int | None = None
     slot: int | None = None
     bytes: int = 0
+    collectives: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -101,6 +113,7 @@ class Node:
         owner: int | None = None,
         slot: int | None = None,
         bytes: int = 0,
+        collectives: tuple[str, ...] = (),
     ) -> None:
         # As a frozen dataclass would, which takes twice as long over it: half the time of building a graph.
         fields: dict[str, object] = self.__dict__
@@ -114,6 +127,12 @@ class Node:
         fields["owner"] = owner
         fields["slot"] = slot
         fields["bytes"] = bytes
+        fields["collectives"] = collectives
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups whose collectives this node issues; nothing for most nodes."""
+        return (KVPP_GROUP,) if self.kind is Kind.BROADCAST else self.collectives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,20 +192,25 @@ class Graph:
         """The broadcast nodes, in issue order."""
         return tuple(node for node in self.nodes if node.kind is Kind.BROADCAST)
 
+    @property
+    def issued(self) -> tuple[Node, ...]:
+        """The nodes that issue collectives of any group, in issue order."""
+        return tuple(node for node in self.nodes if node.kind is Kind.BROADCAST or node.collectives)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Collectives:
-    """What one rank of a group broadcasts in a forward, in issue order."""
+    """What one rank issues in a forward, in issue order: broadcasts, and collectives of other groups."""
 
     rank: int
     ranks: int
     layout_hash: str
-    broadcasts: tuple[Node, ...]
+    issued: tuple[Node, ...]
 
 
 def check_node(node: Node, ids: Container[str]) -> None:
     """Raise GraphError if `node` cannot be part of a graph with these node ids."""
-    for name in (node.id, node.stream, *node.reads, *node.writes):
+    for name in (node.id, node.stream, *node.reads, *node.writes, *node.collectives):
         if not NAME.fullmatch(name):
             raise GraphError(
                 f"Node {node.id[:80]!r} uses the name {name[:80]!r}; names start with a letter, "
@@ -194,6 +218,13 @@ def check_node(node: Node, ids: Container[str]) -> None:
             )
     if max(len(node.reads), len(node.writes)) > MAX_BUFFERS:
         raise GraphError(f"Node {node.id!r} uses more than {MAX_BUFFERS} buffers; expected fewer.")
+    if len(node.collectives) > MAX_GROUPS:
+        raise GraphError(f"Node {node.id!r} names more than {MAX_GROUPS} groups; expected fewer.")
+    if node.collectives and (node.kind is Kind.BROADCAST or KVPP_GROUP in node.collectives):
+        raise GraphError(
+            f"Node {node.id!r} names collectives of {', '.join(node.collectives)}; only a broadcast is one of "
+            f"group {KVPP_GROUP!r}, and it names no group."
+        )
     numbers = {"layer": node.layer, "owner": node.owner, "slot": node.slot, "bytes": node.bytes}
     for field, value in numbers.items():
         if value is not None and value < 0:
@@ -210,13 +241,16 @@ def check_node(node: Node, ids: Container[str]) -> None:
 def _plainly_sound(nodes: Sequence[Node], ids: Mapping[str, int]) -> bool:
     """Whether `check_node` has nothing to say, from one look at all nodes together: a graph repeats its names."""
     uses = {n.reads for n in nodes} | {n.writes for n in nodes}
-    names = {n.stream for n in nodes}.union(ids, *uses)
+    groups = {n.collectives for n in nodes}
+    names = {n.stream for n in nodes}.union(ids, *uses, *groups)
     places = {n.layer for n in nodes} | {n.slot for n in nodes}
     numbers = places | {n.owner for n in nodes} | {n.bytes for n in nodes}
     before = set(chain.from_iterable([n.after for n in nodes]))
     return (
         all(map(NAME.fullmatch, names))
         and all(len(buffers) <= MAX_BUFFERS for buffers in uses)
+        and all(len(named) <= MAX_GROUPS and KVPP_GROUP not in named for named in groups)
+        and not any(n.collectives for n in nodes if n.kind is Kind.BROADCAST)
         and all(0 <= n <= MAX_NUMBER for n in numbers if n is not None)
         and before <= ids.keys()
         and not any(n.id in n.after for n in nodes)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 
 from kvpp_dag.graph.nodes import Graph
 
@@ -48,12 +49,9 @@ def direct_predecessors(forwards: Sequence[Graph]) -> list[list[int]]:
 def order_of(forwards: Sequence[Graph]) -> Order | Cycle:
     """The order over one or more consecutive forwards of a rank, or the ring that prevents one."""
     predecessors = direct_predecessors(forwards)
-    sequence: Sequence[int] = range(len(predecessors))
-    if any(j >= i for i, before in enumerate(predecessors) for j in before):
-        try:
-            sequence = tuple(TopologicalSorter(dict(enumerate(predecessors))).static_order())
-        except CycleError as error:
-            return Cycle(nodes=tuple(error.args[1]))
+    sequence = _sequence(predecessors)
+    if isinstance(sequence, Cycle):
+        return sequence
     ancestors = [0] * len(predecessors)
     for i in sequence:
         mask = 0
@@ -61,3 +59,23 @@ def order_of(forwards: Sequence[Graph]) -> Order | Cycle:
             mask |= ancestors[j] | 1 << j
         ancestors[i] = mask
     return Order(ancestors=tuple(ancestors))
+
+
+def cycle_one_at_a_time(graph: Graph) -> Cycle | None:
+    """The ring in which nodes wait if the device runs collectives one after another, as the host issues them."""
+    predecessors = direct_predecessors((graph,))
+    issued = [graph.position[node.id] for node in graph.issued]
+    for before, then in pairwise(issued):
+        predecessors[then].append(before)
+    sequence = _sequence(predecessors)
+    return sequence if isinstance(sequence, Cycle) else None
+
+
+def _sequence(predecessors: Sequence[Sequence[int]]) -> Sequence[int] | Cycle:
+    """Positions in an order that puts every node behind its predecessors."""
+    if all(j < i for i, before in enumerate(predecessors) for j in before):
+        return range(len(predecessors))
+    try:
+        return tuple(TopologicalSorter(dict(enumerate(predecessors))).static_order())
+    except CycleError as error:
+        return Cycle(nodes=tuple(error.args[1]))

@@ -113,9 +113,8 @@ def _line(graph: Graph, node: Node) -> str:
     for name, value in (("owner", node.owner), ("slot", node.slot), ("bytes", node.bytes or None)):
         if value is not None:
             words.append(f"{name}={value}")
-    for name, buffers in (("reads", node.reads), ("writes", node.writes)):
-        if buffers:
-            words.append(f"{name}={','.join(buffers)}")
+    named = (("collectives", node.collectives), ("reads", node.reads), ("writes", node.writes))
+    words += [f"{name}={','.join(names)}" for name, names in named if names]
     if node.after:
         other = [name for name in node.after if graph[name].stream != node.stream]
         same = [name for name in node.after if graph[name].stream == node.stream]
@@ -146,6 +145,7 @@ def _node(line: str, number: int) -> Node:
         owner=take("owner", int, None),
         slot=take("slot", int, None),
         bytes=take("bytes", int, 0),
+        collectives=take("collectives", lambda v: tuple(v.split(",")), ()),
         reads=take("reads", lambda v: tuple(v.split(",")), ()),
         writes=take("writes", lambda v: tuple(v.split(",")), ()),
         after=after,

@@ -1,18 +1,29 @@
 """Prove that a graph is sound before it runs.
 
 The rules are generic: two nodes whose accesses conflict must be ordered by a path, a read must find
-what its own layer wrote, every transfer must have a waiter, and all ranks must issue the same sequence
-of collectives. A graph built by hand is held to the same rules as a compiled one.
+what its own layer wrote, every transfer must have a waiter, and the hosts of all ranks must issue the
+collectives of all groups in one sequence, in which a device can run them one after another: nothing makes
+devices start collectives of different groups in one order but that. A graph built by hand is held to the
+same rules as a compiled one.
 """
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 
-from kvpp_dag.graph.nodes import SCRATCH, STAGING, TRANSFERS, Collectives, Graph, Kind
-from kvpp_dag.graph.order import Cycle, Order, order_of
+from kvpp_dag.graph.nodes import (
+    KVPP_GROUP,
+    SCRATCH,
+    STAGING,
+    TRANSFERS,
+    Collectives,
+    Graph,
+    Kind,
+    Node,
+)
+from kvpp_dag.graph.order import Cycle, Order, cycle_one_at_a_time, order_of
 
 MAX_FINDINGS = 1000
 """Races, and wrong contents, that are looked for in one rank's graph; there can be millions."""
@@ -110,6 +121,7 @@ def _findings(graphs: tuple[Graph, ...], single: Order | Cycle | None = None) ->
         *(() if races else islice(_contents(forwards, order), MAX_FINDINGS)),
         *_unjoined(graphs[0], single),
         *_unordered_collectives(forwards, order),
+        *_overtaken_collectives(graphs[0]),
         *_misdescribed(graphs[0]),
     )
 
@@ -144,9 +156,12 @@ def _unjoined(graph: Graph, order: Order) -> Iterator[Finding]:
 
 
 def _unordered_collectives(forwards: _Labelled, order: Order) -> Iterator[Finding]:
-    """Pairs of collectives that this rank could start in another order than they are listed in."""
-    positions = [i for i, node in enumerate(forwards.nodes) if node.kind is Kind.BROADCAST]
-    for i, j in pairwise(positions):
+    """Pairs of collectives of one group that this rank could start in another order than they are listed in."""
+    positions: dict[str, list[int]] = defaultdict(list)
+    for i, node in enumerate(forwards.nodes):
+        for group in dict.fromkeys(node.groups):
+            positions[group].append(i)
+    for i, j in chain.from_iterable(map(pairwise, positions.values())):
         if not forwards.forward(i) and not order.ancestors[j] >> i & 1:
             first, second = forwards.name(i), forwards.name(j)
             yield Finding(
@@ -156,6 +171,20 @@ def _unordered_collectives(forwards: _Labelled, order: Order) -> Iterator[Findin
                 message=f"collective order on rank {forwards.rank}: no path leads from {first} to "
                 f"{second}, so ranks may start them in different orders and deadlock.",
             )
+
+
+def _overtaken_collectives(graph: Graph) -> Iterator[Finding]:
+    """Collectives that wait for one issued later, which a device may start only when they have ended."""
+    cycle = cycle_one_at_a_time(graph)
+    if cycle is not None:
+        names = tuple(graph.nodes[i].id for i in cycle.nodes)
+        yield Finding(
+            rule="collectives",
+            rank=graph.rank,
+            nodes=names,
+            message=f"collective order on rank {graph.rank}: {' -> '.join(names)} wait for each other where the "
+            "device runs collectives one after another, in the order in which the host issues them.",
+        )
 
 
 def _misdescribed(graph: Graph) -> Iterator[Finding]:
@@ -249,11 +278,11 @@ def _content_problem(forwards: _Labelled, buffer: str, j: int, last: int | None)
 
 
 def collective_order(graphs: Sequence[Graph | Collectives]) -> Iterator[Finding]:
-    """Differences between the collective sequences of ranks, which would deadlock or corrupt."""
+    """Differences between the sequences of collectives of all groups, which would deadlock or corrupt."""
     if not graphs:
         return
     first = graphs[0]
-    expected = [(n.id, n.layer, n.owner, n.bytes) for n in first.broadcasts]
+    expected = list(map(_meaning, first.issued))
     seen = {first.rank}
     for graph in graphs[1:]:
         problem, nodes = _difference(first, expected, graph, seen)
@@ -267,9 +296,24 @@ def collective_order(graphs: Sequence[Graph | Collectives]) -> Iterator[Finding]
             )
 
 
+_Meaning = tuple[str, int | None, int | None, int, tuple[str, ...]]
+"""What must be equal on all ranks: id, layer, owner, bytes and groups of a node that issues collectives."""
+
+
+def _meaning(node: Node) -> _Meaning:
+    return node.id, node.layer, node.owner, node.bytes, node.groups
+
+
+def _described(meaning: _Meaning) -> str:
+    name, layer, owner, nbytes, groups = meaning
+    if groups != (KVPP_GROUP,):
+        return f"{name} (collectives of {', '.join(groups)})"
+    return f"{name} (layer {layer}, owner {owner}, {nbytes} bytes)"
+
+
 def _difference(
     first: Graph | Collectives,
-    expected: list[tuple[str, int | None, int | None, int]],
+    expected: list[_Meaning],
     graph: Graph | Collectives,
     seen: set[int],
 ) -> tuple[str | None, tuple[str, ...]]:
@@ -280,12 +324,11 @@ def _difference(
             f"they were planned differently ({first.ranks} ranks, layout {first.layout_hash}, "
             f"against {graph.ranks} ranks, layout {graph.layout_hash})"
         ), ()
-    actual = [(n.id, n.layer, n.owner, n.bytes) for n in graph.broadcasts]
+    actual = list(map(_meaning, graph.issued))
     for place, (left, right) in enumerate(zip(expected, actual, strict=False)):
         if left != right:
-            detail = "{0[0]} (layer {0[1]}, owner {0[2]}, {0[3]} bytes)"
             return (
-                f"at place {place} one issues {detail.format(left)} and the other {detail.format(right)}"
+                f"at place {place} one issues {_described(left)} and the other {_described(right)}"
             ), (left[0], right[0])
     if len(expected) != len(actual):
         return f"one issues {len(expected)} collectives and the other {len(actual)}", ()

@@ -15,13 +15,15 @@ from kvpp_dag.runtime.kinds import Streams, make_streams
 from kvpp_dag.runtime.links import host_identity
 from kvpp_dag.runtime.local import LocalGroup, LocalTransport
 from kvpp_dag.runtime.manual import ManualStream
+from kvpp_dag.runtime.nccl import judge_nccl, nccl_options, prepare_nccl
 from kvpp_dag.runtime.observer import Observer
 from kvpp_dag.runtime.payload import Costs, Payload
 from kvpp_dag.runtime.process_group import ProcessGroupTransport, gather_bytes
+from kvpp_dag.runtime.self_check import SelfCheck, check_forwards
 from kvpp_dag.runtime.shared_memory import SharedMemoryTransport
 from kvpp_dag.runtime.streams import CpuStream, Event, HostEvent, HostStream, Stream
 from kvpp_dag.runtime.transport import Transport
-from kvpp_dag.runtime.vendors import find_accelerator, group_backend
+from kvpp_dag.runtime.vendors import find_accelerator, group_backend, uses_nccl
 
 __all__ = [
     "AcceleratorEvent",
@@ -43,6 +45,7 @@ __all__ = [
     "Observer",
     "Payload",
     "ProcessGroupTransport",
+    "SelfCheck",
     "SharedMemoryTransport",
     "State",
     "Stream",
@@ -50,11 +53,16 @@ __all__ = [
     "Transport",
     "VerifyingTransport",
     "allocate_zeroed",
+    "check_forwards",
     "compile_forwards",
     "find_accelerator",
     "gather_bytes",
     "group_backend",
     "host_identity",
+    "judge_nccl",
     "make_streams",
     "measure_costs",
+    "nccl_options",
+    "prepare_nccl",
+    "uses_nccl",
 ]

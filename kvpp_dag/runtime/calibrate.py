@@ -30,6 +30,7 @@ def measure_costs(
     *,
     arena: Arena,
     transport: Transport,
+    compute: Stream[Any],
     transfer: Stream[Any],
     copy: Stream[Any],
     timeout: float,
@@ -38,7 +39,9 @@ def measure_costs(
 
     All ranks of the group call this together, after the arena was made and before the first forward: it uses
     the staging halves, and the first layer's cache, whose content it may change on ranks that do not own
-    it. It takes tens of milliseconds. Raises what a transfer raises, and TransferError after `timeout` seconds.
+    it. `compute` is the stream on which the arena was made: the others touch it only when what was submitted
+    there, its zeroing included, has run. It takes tens of milliseconds, and nothing of it still runs when it
+    returns. Raises what a transfer raises, and TransferError after `timeout` seconds.
 
     Where a staging half is too small for the answer itself, every rank has the default costs, unmeasured:
     so little is sent there that the choice does not matter.
@@ -48,6 +51,8 @@ def measure_costs(
     if plan.staging_blocks(arena.num_blocks) * plan.largest_bundle < answer:
         return Costs()
     half = arena.staging(0)
+    lists = BlockLists(arena.num_blocks, arena.device)
+    _order_behind(compute, transfer, copy)
 
     def exchange(nbytes: int) -> float:
         """Seconds of a transfer, as half of one there and one back: a sender alone may not see it arrive."""
@@ -59,7 +64,9 @@ def measure_costs(
     run = start
     if isinstance(transport, SendsRanges):
         run = _measure_runs(half, transport, transfer, start, timeout)
-    copying = _measure_copies(arena, transport, copy, timeout) if arena.rank == 0 else (0.0, 0.0)
+    copying = (0.0, 0.0)
+    if arena.rank == 0:
+        copying = _measure_copies(arena, transport, lists, copy, timeout)
     mine = Costs(
         start=start,
         run=run,
@@ -75,6 +82,14 @@ def measure_costs(
     return Costs(**dict(zip(names, values.tolist(), strict=True)))
 
 
+def _order_behind(compute: Stream[Any], *others: Stream[Any]) -> None:
+    """Let nothing that the others are given from now on run before what `compute` has been given."""
+    made = compute.event("the end of what made the arena")
+    compute.record(made)
+    for stream in others:
+        stream.wait(made)
+
+
 def _measure_runs(
     half: torch.Tensor, transport: Any, transfer: Stream[Any], start: float, timeout: float
 ) -> float:
@@ -86,14 +101,13 @@ def _measure_runs(
 
 
 def _measure_copies(
-    arena: Arena, transport: Transport, copy: Stream[Any], timeout: float
+    arena: Arena, transport: Transport, lists: BlockLists, copy: Stream[Any], timeout: float
 ) -> tuple[float, float]:
     """Seconds to start a copy, and per byte, for every other block of the first layer."""
     plan = arena.plan
     pieces = len(plan.bundles[0].spec.components)
     per_block = plan.bundles[0].bytes_per_block
     count = max(1, min(plan.staging_blocks(arena.num_blocks), LARGE // per_block))
-    lists = BlockLists(arena.num_blocks, arena.device)
     packing = Packing(transport=transport, arena=arena, lists=lists, ordinal=0, chunks=1)
 
     def seconds(blocks: int) -> float:

@@ -39,7 +39,7 @@ def compile_forwards(
             policy=policy,
             chunks=pieces,
         )
-        issued[kind] = build_collectives(plan, num_blocks=blocks, chunks=pieces)
+        issued[kind] = build_collectives(plan, num_blocks=blocks, policy=policy, chunks=pieces)
     ensure_sound(list(graphs.values()))
     if plan.ranks > 1:
         for kind in kinds[1:]:

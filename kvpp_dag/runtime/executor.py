@@ -35,7 +35,7 @@ from kvpp_dag.graph import Graph, Node, verify_alone
 from kvpp_dag.graph.nodes import EVENTS
 from kvpp_dag.graph.order import Cycle, order_of
 from kvpp_dag.runtime.accelerator import AcceleratorStream, CurrentStream
-from kvpp_dag.runtime.observer import Observer
+from kvpp_dag.runtime.observer import Observer, Watch
 from kvpp_dag.runtime.streams import Stream
 from kvpp_dag.runtime.tape import Mark, Tape
 
@@ -70,6 +70,7 @@ class Executor:
     def __init__(self, streams: Mapping[str, Stream[Any]], *, observer: Observer | None = None) -> None:
         self._streams = streams
         self._observer = observer
+        self._watch = None if observer is None else Watch(observer)
         self._runs = 0
 
     async def run(
@@ -88,18 +89,18 @@ class Executor:
         findings = verify_alone(graph)
         if findings:
             raise UnsoundGraphError(findings[0].message, findings)
-        if self._observer is None:
+        if self._observer is None or self._watch is None:
             return await self._finish(graph, kernels, timeout)
         tape = self._observer.tape(graph)
         noted = {node.id: _noted(tape, node, kernels.get(node.id)) for node in graph.nodes}
         self._runs += 1
-        self._observer.forward_began(tape, self._runs, None, None)
+        self._watch.began(tape, self._runs, None, None)
         try:
             states = await self._finish(graph, noted, timeout)
         except BaseException as error:
-            self._observer.forward_ended(tape, error)
+            self._watch.ended(tape, error)
             raise
-        self._observer.forward_ended(tape, None)
+        self._watch.ended(tape, None)
         return states
 
     async def _finish(

@@ -21,11 +21,12 @@ from kvpp_dag.errors import ConfigError, CoverageError, OrderError, ReentryError
 from kvpp_dag.graph import COMPUTE_STREAM, COPY_STREAM, TRANSFER_STREAM, Policy
 from kvpp_dag.runtime.arena import Arena
 from kvpp_dag.runtime.bind import Call
-from kvpp_dag.runtime.observer import Observer
-from kvpp_dag.runtime.payload import FULL, NOTHING, Costs, Ids, Payload
-from kvpp_dag.runtime.programs import GENERATIONS, Programs
+from kvpp_dag.runtime.observer import Observer, Watch
+from kvpp_dag.runtime.payload import FULL, NOTHING, BlocksInUse, Costs, Ids, Kind, Payload
+from kvpp_dag.runtime.programs import CUT, GENERATIONS, Programs
 from kvpp_dag.runtime.sending import Sending
 from kvpp_dag.runtime.streams import E, Stream
+from kvpp_dag.runtime.tape import Tape
 from kvpp_dag.runtime.transport import Transport
 
 
@@ -77,7 +78,8 @@ class ForwardPass:
             self._streams[COPY_STREAM] = copy
         self._control = control or transfer
         self._agreed = None if control is None else control.event("the comparison of the forwards")
-        self._observer = observer
+        self._watch = None if observer is None else Watch(observer)
+        self._watched: Tape | None = None  # of the forward in flight, if an observer knows of it
         self._timeout = timeout
         self._sending = Sending(
             arena,
@@ -170,29 +172,45 @@ class ForwardPass:
         accelerator the host waits here until at most one forward is left on the compute stream, and learns of
         a device that failed or hangs.
         """
-        if self._active:
-            raise ReentryError(
-                f"Forward {self.forwards} of rank {self.rank} is still in flight; end or abort it "
-                "before the next begin. Two micro-batches cannot share one KVPP group."
-            )
-        if self._broken is not None:
-            raise TransferError(
-                f"The KVPP group of rank {self.rank} is unusable since forward {self.forwards} "
-                f"failed: {self._broken} Restart the engine."
-            ) from self._broken
-        generation = (self.forwards + 1) % GENERATIONS
-        self._programs.ended[generation].synchronize(self._timeout)  # nothing of it may be used before
-        lists = self._programs.lists
-        kind, sent = self._sending.choose(self.forwards + 1, history, used, fresh, lists)
-        self._program = self._programs.of(kind, generation)
-        self.forwards += 1
+        number = self._next_number()
+        kind, sent = self._sending.choose(number, history, used, fresh, self._programs.lists)
+        self._take_up(number, kind)
         self.forwards_with_history += history
-        self._active = True
-        self._cursor, self._next, self._held = 0, 0, None
-        if self._observer is not None and self._program.tape is not None:
+        if self._watch is not None and self._program.tape is not None:
             needed = None if used is None else len(used)
-            self._observer.forward_began(self._program.tape, self.forwards, needed, sent)
+            self._watched = self._program.tape
+            self._watch.began(self._watched, number, needed, sent)
         self._run_hook()
+
+    def rehearse(self, kind: Kind, blocks: BlocksInUse) -> None:
+        """Begin a forward of the self check: of `kind`, which sends `blocks` if it does not send all.
+
+        The hooks follow as in any other. No observer is told of it, nothing that it sends is counted, and
+        `forget` takes its number back. Raises as `begin` does.
+        """
+        number = self._next_number()
+        self._sending.rehearse(number, kind, blocks, self._programs.lists)
+        self._take_up(number, kind)
+        self._run_hook()
+
+    def kinds_to_rehearse(self, largest: int) -> tuple[Kind, ...]:
+        """Every kind of forward there is, the one that sends nothing first.
+
+        Where a forward of whole bundles would send more than `largest` bytes, they are cut to the blocks that
+        `rehearse` is given.
+        """
+        cut = self.bytes_per_forward > largest
+        if cut:
+            self._programs.add_cut()
+        return tuple(
+            CUT if kind == FULL and cut else kind for kind in self._programs.kinds if kind != CUT
+        )
+
+    def forget(self) -> None:
+        """Count from one again: the forwards so far, all of which are over, were rehearsals."""
+        self.forwards = 0
+        self._programs.forget()
+        self._program = self._programs.of(NOTHING, 0)
 
     def acquire(self, layer: int) -> None:
         """Return once layer `layer` (an ordinal) may be read and written; let a next one start.
@@ -248,6 +266,7 @@ class ForwardPass:
         if self._agreed is not None:
             self._agreed.synchronize(self._timeout)
         self._run_hook()
+        self._record_end()
         self._finish(None)
 
     def abort(self, error: BaseException | None = None) -> None:
@@ -271,9 +290,18 @@ class ForwardPass:
                     self._streams[name].synchronize(self._timeout)
             for arm in self._program.rearm:
                 arm()
+            self._record_end()
         except Exception as failure:  # a failed drain must not hide the error that led here
             self._broken = failure
         self._finish(error)
+
+    def synchronize(self) -> None:
+        """Block the host until the device has run every forward that has ended; raises as `begin` does.
+
+        On streams of the host nothing is ever outstanding.
+        """
+        for ended in self._programs.ended:
+            ended.synchronize(self._timeout)
 
     def _run_hook(self) -> None:
         # The cursor moves first: a hook that fails halfway has failed in a transfer, and is not rerun.
@@ -287,9 +315,35 @@ class ForwardPass:
     def _finish(self, error: BaseException | None) -> None:
         self._active = False
         self._held = None
+        if self._watch is not None and self._watched is not None:
+            self._watch.ended(self._watched, error)
+        self._watched = None
+
+    def _next_number(self) -> int:
+        """The number of a forward that may begin now, once nothing uses what it is about to use."""
+        if self._active:
+            raise ReentryError(
+                f"Forward {self.forwards} of rank {self.rank} is still in flight; end or abort it "
+                "before the next begin. Two micro-batches cannot share one KVPP group."
+            )
+        if self._broken is not None:
+            raise TransferError(
+                f"The KVPP group of rank {self.rank} is unusable since forward {self.forwards} "
+                f"failed: {self._broken} Restart the engine."
+            ) from self._broken
+        number = self.forwards + 1
+        self._programs.ended[number % GENERATIONS].synchronize(self._timeout)
+        return number
+
+    def _take_up(self, number: int, kind: Kind) -> None:
+        """Let the hooks be those of a new forward."""
+        self._program = self._programs.of(kind, number % GENERATIONS)
+        self.forwards = number
+        self._active = True
+        self._cursor, self._next, self._held = 0, 0, None
+
+    def _record_end(self) -> None:
         self._streams[COMPUTE_STREAM].record(self._programs.ended[self.forwards % GENERATIONS])
-        if self._observer is not None and self._program.tape is not None:
-            self._observer.forward_ended(self._program.tape, error)
 
     def _out_of_turn(self, hook: str, layer: int) -> str:
         if not self._active:

@@ -28,9 +28,10 @@ class BlockLists:
     """The blocks of one forward in flight, in memory of their own on the device of the cache."""
 
     def __init__(self, num_blocks: int, device: torch.device) -> None:
-        host = torch.empty(2, num_blocks, dtype=torch.int64, pin_memory=device.type != "cpu")
+        # Zeros are ids of a block too: whoever reads a list too early copies a wrong block, and faults no device.
+        host = torch.zeros(2, num_blocks, dtype=torch.int64, pin_memory=device.type != "cpu")
         self._host = host.numpy()
-        self._device = host if device.type == "cpu" else torch.empty_like(host, device=device)
+        self._device = host if device.type == "cpu" else torch.zeros_like(host, device=device)
         self._source = host
         self.used = 0
         self.fresh = 0
@@ -160,12 +161,16 @@ class Packing:
 
     @cached_property
     def _rows(self) -> list[torch.Tensor]:
-        """The bundle's components as rows of integers: [num_blocks, page in integers]."""
-        bundle = self.arena.plan.bundles[self.ordinal]
-        views = [self.arena.component(self.ordinal, c.name) for c in bundle.spec.components]
-        width = gcd(8, *(view.shape[1] for view in views))
-        dtype = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width]
-        return [view.view(dtype) for view in views]
+        return component_rows(self.arena, self.ordinal)
+
+
+def component_rows(arena: Arena, ordinal: int) -> list[torch.Tensor]:
+    """The components of a bundle as rows of integers: [num_blocks, page in integers]."""
+    components = arena.plan.bundles[ordinal].spec.components
+    views = [arena.component(ordinal, component.name) for component in components]
+    width = gcd(8, *(view.shape[1] for view in views))
+    dtype = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[width]
+    return [view.view(dtype) for view in views]
 
 
 def _put_rows(rows: torch.Tensor, ids: torch.Tensor, packed: torch.Tensor) -> None:

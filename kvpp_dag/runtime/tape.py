@@ -15,6 +15,9 @@ Stamp = Callable[[], object]
 """Notes the time in a cell when it is called."""
 
 
+MISSING = -1
+"""In a cell whose stamp was passed and whose time is not known: not yet, or never, as the device does not tell."""
+
 Taken = tuple[list[int], tuple[list[int], ...]]
 """Times by cell, and those of each line of stamps."""
 
@@ -36,7 +39,13 @@ class DeviceTimes(Protocol):
         """A stamp to be called where work of the device is submitted."""
 
     def read(self, times: list[int]) -> None:
-        """Put what the device has measured into its cells, in nanoseconds of the tape's clock."""
+        """Put what the device has measured into its cells, in nanoseconds of the tape's clock.
+
+        A time that the device does not give leaves MISSING in its cell, and raises nothing.
+        """
+
+    def clear(self) -> None:
+        """Forget what was noted and not read."""
 
 
 class Line:
@@ -129,9 +138,11 @@ class Tape:
         self.times[:] = self._blank
         for line in self._lines.values():
             line.times.clear()
+        if self.device is not None:
+            self.device.clear()
 
     def take(self) -> Taken:
-        """A copy of what was noted, to be resolved later; a device must have passed the program's end."""
+        """A copy of what was noted, to be resolved later; what a device has not passed yet stays MISSING."""
         if self.device is not None:
             self.device.read(self.times)
         return self.peek()

@@ -22,7 +22,7 @@ VENDORS = {
     "npu": Vendor(collectives="hccl", package="torch_npu"),
     "xpu": Vendor(collectives="xccl"),
 }
-"""By torch device type; ROCm's is `cuda` too."""
+"""By torch device type; ROCm's is `cuda` too, which is refused: see `nccl`."""
 
 
 def group_backend(device_type: str) -> str:
@@ -38,6 +38,11 @@ def group_backend(device_type: str) -> str:
             f"cpu, {', '.join(VENDORS)}."
         )
     return f"cpu:gloo,{device_type}:{VENDORS[device_type].collectives}"
+
+
+def uses_nccl(device_type: str) -> bool:
+    """Whether collectives between devices of that type are NCCL's."""
+    return device_type in VENDORS and VENDORS[device_type].collectives == "nccl"
 
 
 def find_accelerator() -> torch.device | None:

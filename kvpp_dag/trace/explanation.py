@@ -74,7 +74,7 @@ def explain(recordings: Sequence[Recording], *, waits: int = 10) -> Explanation:
         worst=tuple(sorted(every, key=lambda wait: -wait.layer.exposed_ns)[:waits]),
         totals=totals,
         advice=_advice(forwards, totals),
-        unknown=(*_unknown(recordings), *_unneeded(forwards)),
+        unknown=(*_unknown(recordings), *untold(recordings), *_unneeded(forwards)),
     )
 
 
@@ -129,6 +129,18 @@ def _unknown(recordings: Sequence[Recording]) -> Iterator[str]:
         )
         if unfinished:
             yield f"Forward {_listed(unfinished)} of stage {stage} failed or was in flight, so its times are partial."
+
+
+def untold(recordings: Sequence[Recording]) -> Iterator[str]:
+    """What a device did not tell of its times, a sentence for each stage of which something is missing."""
+    for stage in sorted({recording.stage for recording in recordings}):
+        some = [f for recording in recordings if recording.stage == stage for f in recording.forwards]
+        if count := sum(forward.missing for forward in some):
+            numbers = sorted({forward.number for forward in some if forward.missing})
+            yield (
+                f"The device did not tell {count} times of forward {_listed(numbers)} of stage {stage}: it had "
+                "failed, or was not there yet when it was asked. What began or ended at them is left out."
+            )
 
 
 def _unneeded(forwards: Sequence[ForwardOverlap]) -> Iterator[str]:

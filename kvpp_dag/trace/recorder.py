@@ -9,7 +9,7 @@ from typing import Any
 from kvpp_dag.graph import Graph, Kind
 from kvpp_dag.graph.nodes import EVENTS
 from kvpp_dag.runtime.payload import chunk_range
-from kvpp_dag.runtime.tape import Mark, Taken, Tape
+from kvpp_dag.runtime.tape import MISSING, Mark, Taken, Tape
 from kvpp_dag.trace.records import ForwardRecord, Span
 
 KEEP = 64
@@ -105,9 +105,15 @@ class _Entry:
         times = self.tape.resolve(self.tape.peek() if self.taken is None else self.taken)
         graph = _as_sent(self.tape.graph, self.tape.blocks, self.sent_blocks)
         marks: dict[Mark, dict[str, int]] = {mark: {} for mark in Mark}
+        open_ended: dict[Mark, set[str]] = {mark: set() for mark in Mark}
         for (mark, node), cell in self.tape.cells.items():
             if times[cell] > 0:
                 marks[mark][node] = times[cell]
+            elif times[cell] == MISSING and self.ended:
+                open_ended[mark].add(node)
+        for mark, end in ((Mark.START, Mark.END), (Mark.WAIT_START, Mark.WAIT_END)):
+            for node in open_ended[end]:  # it ended, nobody knows when
+                marks[mark].pop(node, None)
         until = max(self.ended, *times)
         began = self.began
         if self.tape.device is not None:  # the host began it earlier, and may have ended it before that
@@ -126,6 +132,9 @@ class _Entry:
             submitted=marks[Mark.SUBMITTED],
             spans=_spans(marks[Mark.START], ends, until),
             waits=_spans(marks[Mark.WAIT_START], marks[Mark.WAIT_END], until),
+            missing=sum(times[cell] == MISSING for cell in set(self.tape.cells.values()))
+            if self.ended
+            else 0,
         )
 
 

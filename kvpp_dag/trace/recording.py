@@ -86,6 +86,7 @@ def _forward_form(record: ForwardRecord, graph: int) -> dict[str, Any]:
         "submitted": list(record.submitted.items()),
         "spans": [(node, *span) for node, span in record.spans.items()],
         "waits": [(event, *span) for event, span in record.waits.items()],
+        "missing": record.missing,
     }
 
 
@@ -205,6 +206,7 @@ def _forward(form: ForwardForm, place: int, graphs: Sequence[Graph]) -> ForwardR
         submitted=_submitted(form, graph, f"{where}.submitted"),
         spans=_spans(form.spans, graph, f"{where}.spans"),
         waits=waits,
+        missing=form.missing,
     )
 
 

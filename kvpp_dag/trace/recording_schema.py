@@ -5,7 +5,7 @@
      "graphs": [graph dumps, see kvpp_dag.graph.to_json],
      "forwards": [{"number", "graph": index into graphs, "began", "ended", "error", "needed_blocks",
                    "sent_blocks", "submitted": [[node, t]], "spans": [[node, start, end]],
-                   "waits": [[event, start, end]]}]}
+                   "waits": [[event, start, end]], "missing"}]}
 
 Times are whole nanoseconds of the recording's clock. Rows instead of objects keyed by node keep errors and
 memory bounded.
@@ -78,6 +78,7 @@ class ForwardForm(_Strict):
     submitted: Annotated[list[tuple[str, Time]], FailFast()]
     spans: Rows
     waits: Rows
+    missing: Size = 0
 
 
 class RecordingForm(_Strict):

@@ -30,7 +30,8 @@ class ForwardRecord:
     completion event `c`, which is exposed time. A forward that failed lacks what never ran, and one that
     is still in flight has `ended` 0. `needed_blocks` is how many blocks the batch's history uses, where
     the engine said so; `sent_blocks` is how many of each bundle were sent, None if that is not known. The bytes of
-    the graph's broadcasts are those that were sent.
+    the graph's broadcasts are those that were sent. `missing` is how many times the device did not tell, because
+    it had failed or had not got there: what began or ended at one of them is left out.
     """
 
     number: int
@@ -43,6 +44,7 @@ class ForwardRecord:
     submitted: Mapping[str, int]
     spans: Mapping[str, Span]
     waits: Mapping[str, Span]
+    missing: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,7 +102,12 @@ def _rank(
     transfer = CpuStream(TRANSFER_STREAM, timeout=TIMEOUT)
     copy = CpuStream(COPY_STREAM, timeout=TIMEOUT)
     costs = measure_costs(
-        arena=arena, transport=transport, transfer=transfer, copy=copy, timeout=TIMEOUT
+        arena=arena,
+        transport=transport,
+        compute=HostStream(COMPUTE_STREAM, timeout=TIMEOUT),
+        transfer=transfer,
+        copy=copy,
+        timeout=TIMEOUT,
     )
     forwards = {
         payload: ForwardPass(

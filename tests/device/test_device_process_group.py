@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from kvpp_dag.graph import COMPUTE_STREAM
-from tests.device.device import build_test_device
+from tests.device.build import build_test_device
 from tests.device.process_work import serve_in_process
 from tests.device.ranks import Setting, reference
 

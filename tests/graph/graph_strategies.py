@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from kvpp_dag.graph import Graph, Kind, Node, Policy
+from kvpp_dag.graph import KVPP_GROUP, Graph, Kind, Node, Policy
 
 HOSTILE = [
     "",
@@ -40,13 +40,16 @@ _BUFFERS = st.lists(_NAMES, max_size=2).map(tuple)
 _NUMBERS = st.sampled_from([None, 0, 1, 7, 2**63])
 
 
+_GROUPS = st.lists(_NAMES.filter(lambda name: name != KVPP_GROUP), max_size=2).map(tuple)
+
+
 @st.composite
 def graphs(draw) -> Graph:
     ids = draw(st.lists(_NAMES, max_size=6, unique=True))
     nodes = tuple(
         Node(
             id=node_id,
-            kind=draw(st.sampled_from(Kind)),
+            kind=kind,
             stream=draw(st.sampled_from(["compute", "transfer", "side"])),
             after=tuple(draw(st.lists(st.sampled_from(others), max_size=3))) if others else (),
             reads=draw(_BUFFERS),
@@ -55,8 +58,10 @@ def graphs(draw) -> Graph:
             owner=draw(_NUMBERS),
             slot=draw(_NUMBERS),
             bytes=draw(_NUMBERS) or 0,
+            collectives=() if kind is Kind.BROADCAST else draw(_GROUPS),
         )
         for node_id in ids
+        for kind in [draw(st.sampled_from(Kind))]
         for others in [[other for other in ids if other != node_id]]
     )
     ranks = draw(st.integers(1, 64))

@@ -45,6 +45,17 @@ def transfer_swaps(graph: Graph) -> Iterator[Graph]:
             yield exchanged(graph, a, b, fields)
 
 
+def places_changed(graph: Graph) -> Iterator[Graph]:
+    """Every node issued earlier or later, as far as its stream's order stays what it is."""
+    for place, node in enumerate(graph.nodes):
+        others = (*graph.nodes[:place], *graph.nodes[place + 1 :])
+        mates = [i for i, other in enumerate(others) if other.stream == node.stream]
+        first = max((i + 1 for i in mates if i < place), default=0)
+        last = min((i for i in mates if i >= place), default=len(others))
+        for i in range(first, last + 1):
+            yield replace(graph, nodes=(*others[:i], node, *others[i:]))
+
+
 def owner_swaps(graph: Graph) -> Iterator[tuple[Graph, Graph]]:
     """The owners of two broadcasts exchanged: only the names, and with all that follows from them."""
     for a, b in combinations(graph.broadcasts, 2):

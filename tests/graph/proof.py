@@ -14,11 +14,18 @@ from itertools import product
 from kvpp_dag.errors import UnsoundGraphError
 from kvpp_dag.graph import Graph, Policy, ensure_sound, to_text, verify, verify_group
 from tests.builders import forward, group
-from tests.graph.mutants import edge_removals, owner_swaps, slot_changes, transfer_swaps
+from tests.graph.mutants import (
+    edge_removals,
+    owner_swaps,
+    places_changed,
+    slot_changes,
+    transfer_swaps,
+)
 from tests.graph.random_dags import safe_graphs
 from tests.judge import fault_of
 
 EDGE, SWAP, SLOT = "edge removed", "transfers swapped", "slot or buffer changed"
+PLACE = "issued earlier or later"
 CHANGES: dict[str, Callable[[Graph], Iterable[Graph]]] = {
     EDGE: edge_removals,
     SWAP: transfer_swaps,
@@ -159,7 +166,7 @@ def _refused(kinds: Sequence[Graph]) -> bool:
 
 
 def _groups(tally: Tally, sizes: Sizes) -> None:
-    """Over 0 blocks, all transfers are of one size."""
+    """Over 0 blocks, all transfers are of one size; what is issued earlier or later is of any."""
     for policy, (layers, ranks), depth, blocks in product(
         Policy, sizes.groups, sizes.depths[:2], (0, 4)
     ):
@@ -168,12 +175,22 @@ def _groups(tally: Tally, sizes: Sizes) -> None:
             for rank, graph in enumerate(graphs):
                 for mutant in _distinct(graph, mutate(graph)):
                     _group(tally, change, [*graphs[:rank], mutant, *graphs[rank + 1 :]])
+        if blocks:
+            _issued_elsewhere(tally, graphs)
         for swapped in zip(*(transfer_swaps(graph) for graph in graphs), strict=True):
             _group(tally, SWAP, swapped)
         for swaps in zip(*(owner_swaps(graph) for graph in graphs), strict=True):
             for swapped in [*zip(*swaps, strict=True), [swaps[0][1], *graphs[1:]]]:
                 if list(swapped) != graphs:
                     _group(tally, "owners swapped", swapped)
+
+
+def _issued_elsewhere(tally: Tally, graphs: Sequence[Graph]) -> None:
+    """On the first rank, and on all ranks alike."""
+    for moved in zip(*map(places_changed, graphs), strict=True):
+        if moved[0] != graphs[0]:
+            _group(tally, PLACE, [moved[0], *graphs[1:]])
+            _group(tally, PLACE, moved)
 
 
 def _group(tally: Tally, change: str, graphs: Sequence[Graph]) -> None:

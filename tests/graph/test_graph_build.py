@@ -236,10 +236,10 @@ def test_every_edge_of_a_packed_forward_is_needed_or_implied(policy, layers, chu
 def test_collectives_of_all_ranks_are_those_of_their_graphs(policy, chunks):
     for layers, ranks, depth in [(0, 2, 1), (1, 3, 1), (5, 3, 2), (7, 2, 3), (4, 1, 1)]:
         plan = stage(layers, ranks, depth)
-        issued = build_collectives(plan, num_blocks=4, chunks=chunks)
+        issued = build_collectives(plan, num_blocks=4, policy=policy, chunks=chunks)
         graphs = group(layers, ranks, depth=depth, policy=policy, chunks=chunks)
         for one, graph in zip(issued, graphs, strict=True):
-            assert one.broadcasts == graph.broadcasts
+            assert one.issued == graph.issued
             assert (one.rank, one.ranks) == (graph.rank, graph.ranks)
             assert one.layout_hash == graph.layout_hash
         assert tuple(collective_order(issued)) == ()
@@ -247,8 +247,13 @@ def test_collectives_of_all_ranks_are_those_of_their_graphs(policy, chunks):
 
 def test_control_collectives_of_other_sizes_or_chunks_differ():
     plan = stage(3, 2)
-    first, second = build_collectives(plan, num_blocks=4, chunks=2)
-    for num_blocks, chunks in ((5, 2), (4, 1), (4, 0)):
-        other = build_collectives(plan, num_blocks=num_blocks, chunks=chunks)[1]
+    first, second = build_collectives(plan, num_blocks=4, policy=Policy.ON_ACQUIRE, chunks=2)
+    for num_blocks, chunks, policy in (
+        (5, 2, Policy.ON_ACQUIRE),
+        (4, 1, Policy.ON_ACQUIRE),
+        (4, 0, Policy.ON_ACQUIRE),
+        (4, 2, Policy.ON_RELEASE),
+    ):
+        other = build_collectives(plan, num_blocks=num_blocks, policy=policy, chunks=chunks)[1]
         assert tuple(collective_order([first, other]))
     assert not tuple(collective_order([first, second]))

@@ -62,6 +62,12 @@ def test_a_broadcast_says_owner_and_bytes():
     assert r'label="broadcast[0]\nowner 0, 40 bytes\nreads persistent[0]"' in to_dot(forward(2))
 
 
+def test_what_issues_collectives_of_other_groups_says_so():
+    line = r'"prologue" [shape=box, label="prologue\ncollectives of engine"]'
+    assert line in to_dot(forward(2))
+    assert line not in to_dot(forward(2, ranks=1))
+
+
 def test_the_critical_path_has_a_double_border_and_no_other_node_has():
     dot = to_dot(forward(3), ["broadcast[1]", "attend[1]"])
     marked = [line.split('"')[1] for line in dot.splitlines() if "peripheries=2, penwidth=2];" in line]

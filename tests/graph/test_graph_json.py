@@ -30,6 +30,7 @@ def test_another_graph_has_another_dump():
         replace(graph, layout_hash="other"),
         changed(graph, "broadcast[2]", owner=0),
         changed(graph, "attend[2]", after=()),
+        changed(graph, "attend[2]", collectives=("tp", "ep")),
     ):
         assert to_json(other) != to_json(graph)
         assert from_json(to_json(other)) == other != graph
@@ -45,6 +46,7 @@ def test_networkx_opens_the_dump(graph):
         assert (data["kind"], data["stream"], data["bytes"]) == (node.kind, node.stream, node.bytes)
         assert (data["layer"], data["owner"], data["slot"]) == (node.layer, node.owner, node.slot)
         assert (data["reads"], data["writes"]) == (list(node.reads), list(node.writes))
+        assert data["collectives"] == list(node.collectives)
 
 
 def test_the_networkx_graph_of_a_forward_is_acyclic():
@@ -52,6 +54,17 @@ def test_the_networkx_graph_of_a_forward_is_acyclic():
     assert nx.is_directed_acyclic_graph(opened)
     assert nx.has_path(opened, "ready[0]", "attend[0]")
     assert not nx.has_path(opened, "attend[3]", "ready[0]")
+
+
+def test_a_dump_of_version_1_reads_as_one_whose_compute_issues_no_collectives():
+    graph = forward(3, rank=1)
+    dump = json.loads(to_json(graph))
+    assert dump["schema_version"] == 2
+    dump["schema_version"] = 1
+    for node in dump["graph"]["nodes"]:
+        del node["collectives"]
+    nodes = tuple(replace(node, collectives=()) for node in graph.nodes)
+    assert from_json(json.dumps(dump)) == replace(graph, nodes=nodes) != graph
 
 
 def _set(path, value):
@@ -85,7 +98,7 @@ def _again(dump):
         (_drop("graph"), "graph"),
         (_drop("graph", "edges"), "graph.edges"),
         (_drop("graph", "nodes", 2, "kind"), "graph.nodes.2.kind"),
-        (_set(["schema_version"], 2), "schema_version"),
+        (_set(["schema_version"], 3), "schema_version"),
         (_set(["rank"], "0"), "rank"),
         (_set(["rank"], 2), "the file"),
         (_set(["depth"], 0), "depth"),

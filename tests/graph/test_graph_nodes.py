@@ -4,16 +4,16 @@ import pytest
 
 from kvpp_dag.errors import GraphError
 from kvpp_dag.graph import Graph, Kind, without_edge
-from kvpp_dag.graph.nodes import MAX_BUFFERS, MAX_NUMBER, check_node
+from kvpp_dag.graph.nodes import KVPP_GROUP, MAX_BUFFERS, MAX_GROUPS, MAX_NUMBER, check_node
 from tests.builders import compute, forward
 from tests.graph.graph_strategies import HOSTILE
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-@pytest.mark.parametrize("field", ["id", "stream", "reads", "writes"])
+@pytest.mark.parametrize("field", ["id", "stream", "reads", "writes", "collectives"])
 def test_names_that_a_dump_could_not_carry_are_refused(field, name):
     node = compute("a")
-    value = (name,) if field in ("reads", "writes") else name
+    value = name if field in ("id", "stream") else (name,)
     with pytest.raises(GraphError, match="name"):
         Graph(nodes=(replace(node, **{field: value}),))
 
@@ -79,6 +79,22 @@ def test_nodes_are_found_by_id():
         graph["attend[3]"]
 
 
+def test_what_issues_collectives_is_listed_in_issue_order_with_its_groups():
+    graph = forward(2)
+    issued = [(node.id, node.groups) for node in graph.issued]
+    kvpp, engine = ("kvpp",), ("engine",)
+    assert issued == [
+        ("broadcast[0]", kvpp),
+        ("prologue", engine),
+        ("broadcast[1]", kvpp),
+        ("attend[0]", engine),
+        ("compute[0]", engine),
+        ("attend[1]", engine),
+        ("compute[1]", engine),
+    ]
+    assert forward(2, ranks=1).issued == ()
+
+
 def test_without_edge_takes_away_that_edge_and_nothing_else():
     graph = forward(3)
     less = without_edge(graph, "completion[1]", "attend[1]")
@@ -98,6 +114,9 @@ def test_without_edge_takes_away_that_edge_and_nothing_else():
         {"stream": "#"},
         {"reads": ("x",) * (MAX_BUFFERS + 1)},
         {"writes": tuple(f"x[{i}]" for i in range(MAX_BUFFERS + 1))},
+        {"collectives": ("tp",) * (MAX_GROUPS + 1)},
+        {"collectives": ("tp", KVPP_GROUP)},
+        {"kind": Kind.BROADCAST, "collectives": ("tp",)},
         {"layer": MAX_NUMBER + 1},
         {"owner": -1},
         {"slot": MAX_NUMBER + 1},
@@ -109,6 +128,7 @@ def test_without_edge_takes_away_that_edge_and_nothing_else():
 def test_a_graph_objects_to_a_node_among_others_as_to_the_node_itself(fields):
     node = compute("middle", after=("first",))
     most = {"reads": ("x",) * MAX_BUFFERS, "writes": ("y",) * MAX_BUFFERS, "bytes": MAX_NUMBER}
+    most["collectives"] = ("tp",) * MAX_GROUPS
     around = [compute("first"), replace(node, **most), compute("last", layer=MAX_NUMBER)]
     Graph(nodes=tuple(around))
     bad = replace(node, **fields)

@@ -18,7 +18,7 @@ def check(tally):
     print(table(tally))
     wrong = [(name, *count.examples) for name, count in tally.counts.items() if count.disagreements]
     assert not wrong, "\n".join(map(str, wrong[0]))
-    assert len(tally.counts) == 22
+    assert len(tally.counts) == 23
     for name, count in tally.counts.items():
         assert count.mutants >= 10, name
         assert count.rejected == count.unsafe > 0, name
@@ -68,6 +68,16 @@ def content_of_any_piece(forwards, buffer, j, last, problem=RULES._content_probl
     return None if found and "another piece" in found else found
 
 
+def broadcasts_only(graphs, differences=RULES.collective_order):
+    kept = [
+        replace(g, nodes=tuple(replace(n, collectives=()) for n in g.nodes))
+        if isinstance(g, Graph)
+        else g
+        for g in graphs
+    ]
+    return differences(kept)
+
+
 def edges_only(forwards):
     """No stream order: rejects what is safe."""
     result = []
@@ -89,6 +99,8 @@ SABOTAGED = {
     "no waiters": (RULES, "_unjoined", no_findings),
     "no order of collectives on a rank": (RULES, "_unordered_collectives", no_findings),
     "no order of collectives between ranks": (RULES, "collective_order", no_findings),
+    "no order of the engine's collectives between ranks": (RULES, "collective_order", broadcasts_only),
+    "collectives of a device at any time": (RULES, "_overtaken_collectives", no_findings),
     "contradictions allowed": (RULES, "_misdescribed", no_findings),
     "no stream order": (order, "direct_predecessors", edges_only),
 }

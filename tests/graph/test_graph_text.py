@@ -42,6 +42,8 @@ def test_another_graph_has_another_text():
         changed(graph, "broadcast[1]", layer=None),
         changed(graph, "attend[1]", reads=()),
         changed(graph, "attend[1]", writes=()),
+        changed(graph, "attend[1]", collectives=()),
+        changed(graph, "attend[1]", collectives=("tp", "ep")),
     ]
     texts = {to_text(other) for other in others} | {to_text(graph)}
     assert len(texts) == len(others) + 1
@@ -56,7 +58,8 @@ def test_a_broadcast_reads_like_the_design_says():
     )
     assert "ready[2] after attend[0]" in lines
     assert "completion[2] after broadcast[2]" in lines
-    assert "prologue" in lines
+    assert "prologue collectives=engine" in lines
+    assert "attend[2] collectives=engine reads=scratch[0] writes=scratch[0] after completion[2]" in lines
 
 
 def test_empty_lines_between_nodes_are_skipped():

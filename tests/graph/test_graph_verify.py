@@ -237,6 +237,63 @@ def test_ranks_that_differ_are_rejected(policy):
         assert "collectives" in rules(findings), name
 
 
+@BOTH
+@pytest.mark.parametrize("chunks", [0, 1, 2])
+def test_a_rank_that_issues_a_broadcast_behind_the_engines_collectives_is_rejected(policy, chunks):
+    """The broadcasts are equal and each rank is sound: only between the groups does the order differ."""
+    first, second = group(4, policy=policy, chunks=chunks)
+    other = Policy.ON_RELEASE if policy is Policy.ON_ACQUIRE else Policy.ON_ACQUIRE
+    late = replace(forward(4, rank=1, policy=other, chunks=chunks), policy=policy)
+    assert verify(late) == ()
+    assert [n.id for n in late.broadcasts] == [n.id for n in second.broadcasts]
+    assert verify_group([first, second]) == ()
+    (finding,) = verify_group([first, late])
+    assert (finding.rule, finding.rank) == ("collectives", 1)
+    assert {"prologue", "attend[0]"} & set(finding.nodes)
+    assert "(collectives of engine)" in finding.message
+
+
+def test_broadcasts_of_other_groups_swapped_on_one_rank_are_rejected_and_on_all_are_not():
+    """A host that gives a tensor-parallel and an expert-parallel group their work in another order."""
+    lines = ["tp kind=compute collectives=tp", "ep kind=compute stream=side collectives=ep"]
+    first, same, other = (
+        _text(*order, rank=rank, ranks=2) for rank, order in ((0, lines), (1, lines), (1, lines[::-1]))
+    )
+    assert verify_group([first, same]) == ()
+    assert fault_of([[first], [same]]) is None
+    assert rules(verify_group([first, other])) == {"collectives"}
+    assert fault_of([[first], [other]]) == "deadlock"
+    again = replace(other, rank=0)
+    assert verify_group([again, other]) == ()
+
+
+def test_a_collective_that_waits_for_one_issued_later_is_rejected():
+    """Two streams could run it; a device that runs collectives one after another could not."""
+    lines = [
+        "send kind=broadcast stream=transfer after there",
+        "tp collectives=tp",
+        "there kind=ready",
+        "end after send",
+    ]
+    graph = _text(*lines)
+    (finding,) = verify_alone(graph)
+    assert finding.rule == "collectives"
+    assert "tp" in finding.nodes
+    assert "send" in finding.nodes
+    assert "in the order in which the host issues them" in finding.message
+    assert fault_of([[graph]]) == "deadlock"
+    ready_first = _text(lines[2], lines[0], lines[1], lines[3])
+    assert verify_alone(ready_first) == ()
+    assert fault_of([[ready_first]]) is None
+
+
+def test_a_dump_without_groups_is_told_apart_from_one_with():
+    """One of version 1: nothing says what its compute nodes issue, so it is not compared silently."""
+    first, second = group(3)
+    nodes = tuple(replace(n, collectives=()) for n in second.nodes)
+    assert rules(verify_group([first, replace(second, nodes=nodes)])) == {"collectives"}
+
+
 def _with_transfers_exchanged(graph: Graph) -> Graph:
     """The first two transfers in the other order, correctly fenced."""
     graph = changed(graph, "broadcast[1]", after=("ready[1]",))

@@ -1,6 +1,7 @@
 """The judge of the verifier's tests must itself see each kind of fault, and none where there is none."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,25 @@ def test_ranks_that_mean_different_transfers():
     fewer = forward(1, rank=1)
     assert fault_of([[first], [fewer]]) == "deadlock"
     assert fault_of([[first], [changed(second, "broadcast[0]", bytes=1)]]).startswith("collectives")
+
+
+def test_ranks_whose_hosts_issue_two_groups_in_different_orders():
+    """Found where a device runs one collective after another, and only there."""
+    first, second = group(3)
+    other = forward(3, rank=1, policy=Policy.ON_RELEASE)
+    assert fault_of([[first], [second]]) is None
+    assert fault_of([[first], [other]]) == "deadlock"
+    without = [
+        replace(g, nodes=tuple(replace(n, collectives=()) for n in g.nodes)) for g in (first, other)
+    ]
+    assert fault_of([[graph] for graph in without]) is None
+
+
+def test_collectives_of_one_group_must_not_overtake_each_other():
+    graph = _text("a collectives=tp", "b stream=side collectives=tp")
+    assert fault_of([[graph]]) == "collectives: b overtakes another"
+    assert fault_of([[changed(graph, "b", collectives=("ep",))]]) is None
+    assert fault_of([[changed(graph, "b", after=("a",))]]) is None
 
 
 def test_the_closure_judge_sees_races_rings_and_unjoined_transfers():

@@ -5,7 +5,7 @@ import pytest
 from kvpp_dag.errors import ConfigError
 from kvpp_dag.graph import Policy
 from kvpp_dag.plan import Ownership
-from kvpp_dag.runtime import Payload
+from kvpp_dag.runtime import Completion, Payload
 from kvpp_vllm.config import TransportKind, read_config
 
 
@@ -27,6 +27,11 @@ def test_what_is_chosen_without_a_word():
 def test_what_is_sent_and_when_is_read(payload, policy, depth):
     config = read(payload=str(payload), policy=str(policy), depth=depth)
     assert (config.payload, config.policy, config.depth) == (payload, policy, depth)
+
+
+def test_the_compute_stream_alone_waits_unless_the_host_is_to():
+    assert read().completion is Completion.STREAM
+    assert read(completion="host").completion is Completion.HOST
 
 
 @pytest.mark.parametrize("ownership", list(Ownership))
@@ -54,6 +59,7 @@ def test_the_number_of_process_groups_is_read(groups):
         ),
         ({"payload": "used"}, "kvpp.payload is 'used': .*'full', 'active' or 'auto'"),
         ({"policy": "late"}, "kvpp.policy is 'late': .*'on_acquire' or 'on_release'"),
+        ({"completion": "device"}, "kvpp.completion is 'device': .*'stream' or 'host'"),
         ({"depth": 0}, "kvpp.depth is 0: .*greater than or equal to 1"),
         ({"depth": 9}, "kvpp.depth is 9: .*less than or equal to 8"),
         ({"process_groups": 3}, "kvpp.process_groups is 3: .*1, 2 or 4"),

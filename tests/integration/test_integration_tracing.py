@@ -4,7 +4,6 @@ import json
 import logging
 
 import pytest
-import torch
 
 from kvpp_dag.errors import ConfigError
 from kvpp_dag.runtime import LocalGroup
@@ -22,11 +21,11 @@ class Served:
 
     def __init__(self, **settings):
         config = read_config({"enable_kvpp": True, "kvpp": settings})
-        self.trace = RankTrace(config, stage=0, rank=0, ranks=RANKS, device=torch.device("cpu"))
+        self.trace = RankTrace(config, stage=0, rank=0, ranks=RANKS)
         plan = small_plan(LAYERS, RANKS)
         transport = LocalGroup(RANKS).transport(0)
         self.engine = make_engine(plan, transport, observer=self.trace.recorder)
-        self.trace.start(plan, self.engine.arena.num_blocks)
+        self.trace.start(plan, self.engine.arena.num_blocks, self.engine.forward.synchronize)
 
     def run(self, forwards):
         for _ in range(forwards):

@@ -20,6 +20,7 @@ def choose(transport, settings, *, hosts=1, device="cpu"):
         transports.host_identity = lambda: os.getpid().to_bytes(32, "big")
     if device != "cpu":  # what an accelerator's build of torch would do is left out
         transports.group_backend = lambda device_type: "gloo"
+        transports.uses_nccl = lambda device_type: False
         transports.warm_up = lambda group, ranks, device: None
     lines = []
     handler = logging.Handler()

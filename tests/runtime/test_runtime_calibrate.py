@@ -22,6 +22,7 @@ def measure(transport, *, verify=False):
     costs = measure_costs(
         arena=arena,
         transport=VerifyingTransport(transport) if verify else transport,
+        compute=streams.compute,
         transfer=streams.transfer,
         copy=streams.copy,
         timeout=20,
@@ -70,6 +71,7 @@ def unheard(transport, num_blocks):
     costs = measure_costs(
         arena=Arena(plan, rank=transport.rank, num_blocks=num_blocks),
         transport=counting,
+        compute=streams.compute,
         transfer=streams.transfer,
         copy=streams.copy,
         timeout=20,

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.support import sparse_models
+from tests.support import gpu_platform, sparse_models
 from tests.support.stock_fixes import plugin
 from tests.support.triton_cpu import model_runner_v2
 from tests.support.vllm_cpu import kill_group, start_in_own_group
@@ -49,6 +49,7 @@ class Workload:
     workers: processes of the engine: tensor parallel size times pipeline stages.
     runner: 1 or 2, for Model Runner V1 or V2.
     sparse: the model is one of `sparse_models`, whose kernels are test support's.
+    device: the library of the test device, on which the engine then runs with vLLM's GPU worker; see `gpu_platform`.
     before: a function of one argument, as "module:name", called with the worker in every worker before the rounds.
     engine, environment, restore, rpc: as in `EngineSpec`.
     """
@@ -58,6 +59,7 @@ class Workload:
     workers: int = 2
     runner: int = 1
     sparse: bool = False
+    device: str | None = None
     engine: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     restore: Sequence[str] = ()
@@ -121,20 +123,24 @@ class Outcome:
 def run_workloads(workloads: Sequence[Workload], *, timeout_s: float = 840) -> list[Outcome]:
     """Run `workloads` one after the other in a new process, which imports vLLM once for all of them.
 
-    They share `workers`, `runner`, `sparse`, `environment` and `restore`. Raises RuntimeError, with the end of the log,
-    where one does not finish.
+    They share `workers`, `runner`, `sparse`, `device`, `environment` and `restore`. Raises RuntimeError, with the end
+    of the log, where one does not finish.
     """
     first = workloads[0]
     if any(_process(other) != _process(first) for other in workloads):
         raise ValueError(
-            "The workloads of one process must share workers, runner, sparse, environment and restore."
+            "The workloads of one process must share workers, runner, sparse, device, environment and restore."
         )
     with tempfile.TemporaryDirectory(prefix="kvpp-workload-") as scratch:
         place = Path(scratch)
         (place / "workloads.json").write_text(json.dumps([asdict(workload) for workload in workloads]))
         command = [sys.executable, "-m", "tests.support.workload_run"]
         command += [str(place / "workloads.json"), str(place / "outcomes.json")]
-        extra = first.environment | THREADS | {"PYTHONPATH": str(plugin(place / "plugin"))}
+        extra = first.environment | THREADS | {"PYTHONPATH": str(place / "plugin")}
+        if first.device is None:
+            plugin(place / "plugin")  # work-arounds for the CPU's worker
+        else:
+            extra |= gpu_platform.environment(place / "plugin", first.device)
         if first.runner == 2:
             extra |= model_runner_v2(place / "plugin")
         if first.sparse:
@@ -164,6 +170,7 @@ def _process(workload: Workload) -> tuple[Any, ...]:
         workload.workers,
         workload.runner,
         workload.sparse,
+        workload.device,
         workload.environment,
         workload.restore,
     )

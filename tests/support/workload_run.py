@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import pkgutil
 import sys
 from collections import Counter
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvpp_vllm.demo.engine import engine_arguments
+from tests.support.gpu_platform import LIBRARY
 from tests.support.vllm_cpu import restore_scheduling, with_known_payload
 from tests.support.workload import SEPARATOR
 
@@ -48,8 +50,10 @@ def import_once_for_all_workers() -> None:
     """
     from vllm.v1.executor import multiproc_executor
 
+    # The CPU's worker replaces names of torch, which would reach workers of other platforms.
+    worker = "gpu_worker" if LIBRARY in os.environ else "cpu_worker"
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vllm.v1.executor.multiproc_executor", "vllm.v1.worker.cpu_worker"])
+    context.set_forkserver_preload(["vllm.v1.executor.multiproc_executor", f"vllm.v1.worker.{worker}"])
     multiproc_executor.get_mp_context = lambda: context
 
 

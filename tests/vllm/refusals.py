@@ -107,6 +107,7 @@ def main(directory: Path) -> None:
     cases = supported(directory)
     cases |= asking(mla, dense) | models(hybrid, sliding, sparse) | cache_users(mla) | drafts(mla, mtp)
     cases |= graphs(mla, sparse) | after_vllm(mla)
+    cases |= on_cuda(mla)
     cases |= {name: ascend(mla, directory / name) for name in ("ascend", "ascend with kvpp")}
     cases |= worker(mla)
     print("CASES " + json.dumps(cases))
@@ -276,6 +277,24 @@ def after_vllm(mla: str) -> dict[str, str]:
             mla, "speculative_config", "method", method, speculative_config=ngram
         )
         for method in methods
+    }
+
+
+def on_cuda(mla: str) -> dict[str, str]:
+    """A configuration for a CUDA device. The torch of a CPU brings no NCCL, which every case is refused for too."""
+
+    def found(**environment: str) -> str:
+        with variables(**environment):
+            return changed(mla, "device_config", "device_type", "cuda")
+
+    fused = configuration(mla, additional={})
+    fused.device_config.device_type = "cuda"
+    fused.compilation_config.pass_config.fuse_allreduce_rms = True
+    return {
+        "on cuda": found(),
+        "on cuda NCCL path": found(VLLM_NCCL_SO_PATH="/opt/libnccl.so"),
+        "on cuda FlashInfer over PCIe": found(VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC="1"),
+        "on cuda fused": activated(fused),
     }
 
 

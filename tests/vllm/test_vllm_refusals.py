@@ -4,7 +4,7 @@ import pytest
 
 from kvpp_dag.errors import NotActiveError
 from kvpp_vllm.checks import HOOK_OPS, INDEXER_OP
-from kvpp_vllm.config_seams import CONFIG_SEAMS
+from kvpp_vllm.config_seams import CONFIG_SEAMS, NCCL_SEAMS
 from kvpp_vllm.seams import CPU_SEAMS, GPU_SEAMS, Seam, check_seams
 
 CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
@@ -119,7 +119,9 @@ def test_refused_in_one_sentence_that_names_the_setting(cases, case, words):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("seams", [CONFIG_SEAMS, CPU_SEAMS, GPU_SEAMS], ids=["settings", "CPU", "GPU"])
+@pytest.mark.parametrize(
+    "seams", [CONFIG_SEAMS, NCCL_SEAMS, CPU_SEAMS, GPU_SEAMS], ids=["settings", "NCCL", "CPU", "GPU"]
+)
 def test_the_installed_vllm_has_every_seam(seams):
     check_seams(seams)
 

@@ -26,6 +26,7 @@ from kvpp_dag.plan.budget import (
     physical_bytes_per_block,
     scratch_bytes_per_block,
 )
+from kvpp_dag.trace.explanation import untold
 from kvpp_dag.trace.overlap import ADVICE, Cause, ForwardOverlap, LayerOverlap
 from kvpp_dag.trace.records import ForwardRecord, Recording
 from kvpp_dag.trace.report.gates import transfers_of
@@ -74,6 +75,7 @@ def page_data(
     tables = _Tables()
     grouped = _by_number(recordings, analyses)
     kept, notes = _newest(grouped)
+    notes += untold(recordings)
     described = [_recording(recording, tables) for recording in recordings]
     forwards = [_forward(number, grouped[number], recordings, tables) for number in kept]
     shapes: list[Graph] = tables.shapes.values()

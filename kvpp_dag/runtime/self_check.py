@@ -1,0 +1,260 @@
+"""The self check before the first forward: do known bytes arrive, on this machine, in every way there is to send?
+
+Whether waits between streams hold, collectives are ordered by streams and packed blocks land where they
+belong is up to a driver, a communication library and their settings, and no proof of a graph can tell. So
+every kind of forward is run over the real caches, streams and transport. Owners write known bytes into some
+blocks of each layer, in the forward before, where an engine would write them. Every rank compares what it
+holds where compute may read it, overwrites what it has compared, and delays one stream after the other, so
+that whatever is not held back goes wrong. The device compares, and the host looks once, at the end.
+"""
+
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvpp_dag.errors import DivergenceError, SelfCheckError, TransferError
+from kvpp_dag.graph import COMPUTE_STREAM, COPY_STREAM, TRANSFER_STREAM
+from kvpp_dag.plan.stage import ceil_div
+from kvpp_dag.runtime.accelerator import AcceleratorStream
+from kvpp_dag.runtime.arena import Arena
+from kvpp_dag.runtime.delay import Delay
+from kvpp_dag.runtime.forward import ForwardPass
+from kvpp_dag.runtime.kinds import Streams
+from kvpp_dag.runtime.known_bytes import KnownBytes
+from kvpp_dag.runtime.payload import NOTHING, BlocksInUse, Ids, Kind, Way, blocks_in_use
+from kvpp_dag.runtime.streams import Stream
+from kvpp_dag.runtime.transport import Transport
+
+LARGEST = 128 << 20
+"""Bytes that a forward of whole bundles may send here; larger ones are cut to the blocks that are compared."""
+
+FEWEST_BLOCKS = 4
+"""Blocks compared of each layer, where the cache has them; more where there are more chunks to fill."""
+
+LAYERS_LATE = 4
+"""How long a delay is: as long as so many layers take this host."""
+
+SHORTEST, LONGEST = 1e-3, 10e-3
+"""Bounds of a delay, in seconds."""
+
+PER_FORWARD = 15e-3
+"""Seconds of delays in one forward: with many layers the layers take turns from forward to forward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfCheck:
+    """A self check that found nothing wrong: how many forwards, of which kinds, in how many seconds."""
+
+    forwards: int
+    kinds: tuple[Kind, ...]
+    seconds: float
+
+    def text(self) -> str:
+        """One line for a log."""
+        ways = ", ".join(name_way(kind) for kind in self.kinds)
+        return f"{self.forwards} forwards in {self.seconds:.2f} s ({ways})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rehearsal:
+    """A forward of the self check; `late` is the stream that is delayed in it, if any."""
+
+    kind: Kind
+    blocks: BlocksInUse
+    late: str | None
+
+
+def check_forwards(
+    forward: ForwardPass, *, arena: Arena, transport: Transport, streams: Streams, timeout: float
+) -> SelfCheck:
+    """Run every kind of forward with known bytes; all ranks of the group call this together, before the first one.
+
+    `arena`, `transport` and `streams` are those of `forward`. Afterwards the forwards count from one, no
+    observer has seen anything, the blocks and staging halves used here hold zeros, and no stream runs.
+
+    Raises SelfCheckError on every rank if any rank held something else than what was sent, naming the layer,
+    the way and the first wrong block, and whatever a forward raises. `timeout` (seconds) bounds each wait.
+    """
+    started = time.perf_counter()
+    check = _Check(forward, arena, streams, timeout)
+    found = check.run()
+    _agree(transport, found)
+    check.clear()
+    return SelfCheck(
+        forwards=len(check.rehearsals), kinds=check.kinds, seconds=time.perf_counter() - started
+    )
+
+
+def name_way(kind: Kind) -> str:
+    """How a kind of forward sends, in words."""
+    way, chunks = kind
+    if way is Way.PACKED:
+        return f"packed in {chunks} chunk{'s' if chunks > 1 else ''}"
+    return str(way)
+
+
+class _Check:
+    def __init__(self, forward: ForwardPass, arena: Arena, streams: Streams, timeout: float) -> None:
+        self._forward = forward
+        self._arena = arena
+        self._streams: dict[str, Stream[Any]] = {
+            COMPUTE_STREAM: streams.compute,
+            TRANSFER_STREAM: streams.transfer,
+            COPY_STREAM: streams.copy,
+        }
+        self._timeout = timeout
+        self.kinds = forward.kinds_to_rehearse(LARGEST)
+        self.rehearsals = tuple(_rehearsals(self.kinds, arena))
+        self._known = KnownBytes(arena, [r.blocks.used for r in self.rehearsals])
+        self._delay = Delay(arena.device, streams.compute, timeout=timeout)
+        # A worker of the host has a whole forward already when its first hook runs.
+        self._late_hooks = isinstance(streams.transfer, AcceleratorStream)
+        self._per_forward = 0  # layers that are late in one forward
+
+    def run(self) -> str | None:
+        """Run all forwards; what was wrong, in a sentence, or None."""
+        for bundle in self._arena.plan.owned(self._arena.rank):
+            self._known.write(bundle.ordinal, 0)
+        try:
+            self._run_in_time()
+            self._run_late()
+            self._synchronize()
+        except BaseException as error:
+            self._forward.abort(error)
+            raise
+        wrong = self._known.wrong()
+        return self._describe(wrong) if len(wrong) else None
+
+    def clear(self) -> None:
+        """Zero what was written to, and take the forwards back."""
+        self._known.clear()
+        if self._arena.plan.staging:
+            packed = [r for r in self.rehearsals if r.kind[0] is Way.PACKED]
+            blocks = max((ceil_div(len(r.blocks.used), r.kind[1]) for r in packed), default=0)
+            for half in range(2):
+                self._arena.staging(half)[: blocks * self._arena.plan.largest_bundle].zero_()
+        self._synchronize()
+        self._forward.forget()
+
+    def _run_in_time(self) -> None:
+        """The forwards without delays, after which it is known how long delays have to be."""
+        quickest = LONGEST * self._forward.plan.depth
+        layers = len(self._arena.plan.bundles)
+        for number, rehearsal in enumerate(self.rehearsals):
+            if rehearsal.late is None:
+                started = time.perf_counter()
+                self._rehearse(number)
+                if rehearsal.kind != NOTHING:
+                    quickest = min(quickest, (time.perf_counter() - started) / layers)
+        self._synchronize()
+        seconds = min(max(SHORTEST, LAYERS_LATE * quickest), LONGEST)
+        self._delay.last(seconds)
+        self._per_forward = min(layers, max(1, int(PER_FORWARD / seconds)))
+
+    def _run_late(self) -> None:
+        """The forwards with delays, which come last; two of them are in flight at a time."""
+        for number, rehearsal in enumerate(self.rehearsals):
+            if rehearsal.late is not None:
+                self._rehearse(number)
+
+    def _rehearse(self, number: int) -> None:
+        """Submit one forward, and what an engine's compute would do to the caches."""
+        plan, rank = self._arena.plan, self._arena.rank
+        kind, late = self.rehearsals[number].kind, self.rehearsals[number].late
+        beside = self._streams[late] if late in (TRANSFER_STREAM, COPY_STREAM) else None
+        if beside is not None:
+            beside.launch(self._delay)
+        self._forward.rehearse(kind, self.rehearsals[number].blocks)
+        for bundle in plan.bundles:
+            layer, owned = bundle.ordinal, plan.owners[bundle.ordinal] == rank
+            delayed = late is not None and self._is_late(layer, number)
+            if delayed and beside is not None and self._late_hooks:
+                beside.launch(self._delay)
+            self._forward.acquire(layer)
+            if delayed and beside is None:
+                self._streams[COMPUTE_STREAM].launch(self._delay)
+            if owned or kind != NOTHING:
+                self._known.compare(layer, number)
+            if not owned:
+                self._known.poison(layer, number)
+            elif number + 1 < len(self.rehearsals):
+                self._known.write(layer, number + 1)
+            self._forward.release(layer)
+        self._forward.end()
+
+    def _is_late(self, layer: int, number: int) -> bool:
+        """Whether it is the turn of `layer` to be late in forward `number`: evenly spread, another time others."""
+        layers = len(self._arena.plan.bundles)
+        return (layer + number) * self._per_forward % layers < self._per_forward
+
+    def _synchronize(self) -> None:
+        for stream in self._streams.values():
+            stream.synchronize(self._timeout)
+
+    def _describe(self, wrong: NDArray[np.int64]) -> str:
+        """What was wrong first, how much more was, and what to try."""
+        plan, rank = self._arena.plan, self._arena.rank
+        number, layer, part, place = wrong[0].tolist()
+        rehearsal, bundle = self.rehearsals[number], plan.bundles[layer]
+        owner = plan.owners[layer]
+        what = "what this rank itself had written" if owner == rank else f"what rank {owner} had sent"
+        late = f", while the {rehearsal.late} stream was late" if rehearsal.late else ""
+        return (
+            f"The self check failed on rank {rank}: layer {bundle.layer!r} (ordinal {layer}) did not hold {what} "
+            f"when compute might read it, in a forward of the way {name_way(rehearsal.kind)!r}{late}. The first "
+            f"wrong block is {rehearsal.blocks.used[place]} of {bundle.spec.components[part].name!r}; "
+            f"{len(set(wrong[:, 1].tolist()))} of {len(plan.bundles)} layers were wrong, in "
+            f"{len(set(wrong[:, 0].tolist()))} of {len(self.rehearsals)} forwards. Outputs would be wrong on this "
+            "machine. Check the versions and settings of the driver and of the communication library; if the "
+            "way is not 'full', try payload full, else another transport."
+        )
+
+
+def _rehearsals(kinds: Sequence[Kind], arena: Arena) -> Iterator[_Rehearsal]:
+    """Three forwards in time, of which the last shows what a layer takes; then every kind with each stream late."""
+    blocks = {kind: _some_blocks(kind, arena) for kind in kinds}
+    for kind in (*kinds[:2], kinds[1]):
+        yield _Rehearsal(kind=kind, blocks=blocks[kind], late=None)
+    for kind in kinds:
+        late = [COMPUTE_STREAM]
+        if kind != NOTHING:
+            late.append(TRANSFER_STREAM)
+        if kind[0] is Way.PACKED and kind[1] > 1:
+            late.append(COPY_STREAM)
+        for stream in late:
+            yield _Rehearsal(kind=kind, blocks=blocks[kind], late=stream)
+
+
+def _some_blocks(kind: Kind, arena: Arena) -> BlocksInUse:
+    """The blocks that are compared: the first two, the last, some between; two in each chunk but the last.
+
+    Of runs there are several, and one is of two blocks.
+    """
+    chunks, most = kind[1], arena.num_blocks
+    if kind[0] is Way.PACKED:
+        most = min(most, chunks * arena.plan.staging_blocks(arena.num_blocks))
+    count = min(max(FEWEST_BLOCKS, 2 * chunks - 1), most)
+    spread = np.linspace(0, arena.num_blocks - 1, max(count - 1, 1)).astype(np.int64)
+    ids: Ids = np.union1d(spread, np.arange(min(2, count), dtype=np.int64))
+    return blocks_in_use(ids[:count], (), arena.num_blocks)
+
+
+def _agree(transport: Transport, found: str | None) -> None:
+    """Raise SelfCheckError on every rank if any of them has found something wrong."""
+    try:
+        transport.agree(hashlib.sha256((found or "").encode()).digest())
+    except TransferError as error:
+        if found is None and isinstance(error, DivergenceError):
+            raise SelfCheckError(
+                f"The self check found nothing wrong on rank {transport.rank}, but failed on another rank of its "
+                "group; the log of that one says what was wrong."
+            ) from error
+        if found is None:
+            raise
+    if found is not None:
+        raise SelfCheckError(found)
