@@ -49,7 +49,7 @@ PER_FORWARD, LEAST_LATE = 15e-3, 5
 MANY_CHUNKS = 2
 """Chunks up to which each stream is late in turn with many layers too."""
 
-FEWEST_LATE, FEW_LAYERS = 16, 16
+FEWEST_LATE, FEW_LAYERS = 12, 16
 """Forwards that are late at least, so that with few kinds each is repeated; and layers up to which it is anyway."""
 
 
