@@ -40,13 +40,16 @@ FEWEST_BLOCKS = 4
 LAYERS_LATE = 3
 """How long a delay is at first: so many times what the slowest layer of a forward in time takes this host."""
 
-SHORTEST, LONGEST = 1e-3, 16e-3
+SHORTEST, LONGEST = 1e-3, 8e-3
 """Bounds of a delay, in seconds."""
 
 PER_FORWARD, LEAST_LATE = 15e-3, 5
 """Seconds of delays in one forward, and layers that are late at least: with more, layers take turns."""
 
-FEWEST_LATE, FEW_LAYERS = 16, 16
+MANY_CHUNKS = 2
+"""Chunks up to which each stream is late in turn with many layers too."""
+
+FEWEST_LATE, FEW_LAYERS = 12, 16
 """Forwards that are late at least, so that with few kinds each is repeated; and layers up to which it is anyway."""
 
 
@@ -124,6 +127,7 @@ class _Check:
         # A worker of the host has a whole forward already when its first hook runs.
         self._on_device = isinstance(streams.transfer, AcceleratorStream)
         self._seconds = SHORTEST  # of a delay
+        self._too_short = False  # whether one was, in this forward
         self._per_forward = 0  # layers that are late in one forward
         self._delays: deque[tuple[int, Any]] = deque()  # their ends, by the layer to be submitted before
 
@@ -161,6 +165,10 @@ class _Check:
         self._synchronize()
         self._seconds = min(max(SHORTEST, LAYERS_LATE * slowest), LONGEST)
         self._delay.last(self._seconds)
+        self._share_out()
+
+    def _share_out(self) -> None:
+        """Let as many layers of a forward be late as its delays may take together."""
         layers = len(self._arena.plan.bundles)
         self._per_forward = min(layers, max(LEAST_LATE, int(PER_FORWARD / self._seconds)))
 
@@ -198,8 +206,13 @@ class _Check:
             self._look_at_delays(layer)
             now = time.perf_counter()
             slowest, before = max(slowest, now - before), now
-        self._look_at_delays(len(plan.bundles))
+        self._look_at_delays(len(plan.bundles) + ahead)
         self._forward.end()
+        if self._too_short and self._seconds < LONGEST:
+            self._seconds *= 2
+            self._delay.double()
+            self._share_out()
+        self._too_short = False
         return slowest
 
     def _delay_on(self, stream: Stream[Any], until: int) -> None:
@@ -211,11 +224,9 @@ class _Check:
             self._delays.append((until, over))
 
     def _look_at_delays(self, submitted: int) -> None:
-        """Make delays longer if one was over before the host had submitted layer `submitted`."""
+        """Note whether a delay was over before the host had submitted layer `submitted`."""
         while self._delays and self._delays[0][0] <= submitted:
-            if self._delays.popleft()[1].query() and self._seconds < LONGEST:
-                self._seconds *= 2
-                self._delay.double()
+            self._too_short |= self._delays.popleft()[1].query()
 
     def _is_late(self, layer: int, number: int) -> bool:
         """Whether this rank is late for `layer` in forward `number`: layers take turns, and so do owners and others."""
@@ -254,21 +265,26 @@ def _rehearsals(kinds: Sequence[Kind], arena: Arena) -> Iterator[_Rehearsal]:
     blocks = {kind: _some_blocks(kind, arena) for kind in kinds}
     for kind in (*kinds[:2], kinds[1]):
         yield _Rehearsal(kind=kind, blocks=blocks[kind])
-    late = [(kind, stream) for kind in kinds for stream in _streams_of(kind)]
-    turns = 2 if len(arena.plan.bundles) <= FEW_LAYERS else 1
+    few = len(arena.plan.bundles) <= FEW_LAYERS
+    late = [(kind, stream) for kind in kinds for stream in _late_streams(kind, few)]
+    turns = 2 if few else 1
     for turn in range(max(turns, ceil_div(FEWEST_LATE, len(late)))):
         for kind, stream in late:
             yield _Rehearsal(kind=kind, blocks=blocks[kind], late=stream, turn=turn)
 
 
-def _streams_of(kind: Kind) -> list[str]:
-    """The streams that a kind of forward uses."""
+def _late_streams(kind: Kind, few: bool) -> list[str]:
+    """Which streams are late in forwards of a kind, one in each: all that it uses.
+
+    With many layers many chunks take long, and one stream has to do, another for each number of them.
+    """
     streams = [COMPUTE_STREAM]
     if kind != NOTHING:
         streams.append(TRANSFER_STREAM)
     if kind[0] is Way.PACKED and kind[1] > 1:
         streams.append(COPY_STREAM)
-    return streams
+    chosen = kind[1].bit_length() % len(streams)
+    return streams if few or kind[1] <= MANY_CHUNKS else [streams[chosen]]
 
 
 def _some_blocks(kind: Kind, arena: Arena) -> BlocksInUse:

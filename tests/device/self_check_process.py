@@ -16,9 +16,9 @@ from tests.device.self_check_ranks import Check, run_check
 
 
 def check_in_process(
-    rank: int, *, folder: str, library: str, size: int, checks: dict[str, Check]
+    rank: int, *, folder: str, library: str, size: int, checks: dict[str, Check], figures: bool = False
 ) -> dict[str, str]:
-    """What one rank of a group of processes says of each self check."""
+    """What one rank of a group of processes says of each self check; with `figures`, the seconds that it took."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     load_test_device(Path(library))
@@ -34,7 +34,8 @@ def check_in_process(
     for name, check in checks.items():
         transport = ProcessGroupTransport(dist.group.WORLD, range(size))
         try:
-            said[name] = f"passed: {run_check(transport, device, check)[0].text()}"
+            checked = run_check(transport, device, check)[0]
+            said[name] = str(checked.seconds) if figures else f"passed: {checked.text()}"
         except KvppError as error:
             said[name] = f"{type(error).__name__}: {error}"
     transport.agree(b"done")  # leave together

@@ -47,7 +47,7 @@ def test_it_passes_with_every_policy_depth_and_payload(device, policy, depth, pa
         packed = [(Way.PACKED, n) for n in (1, 2, 4, 8)]
         more = [] if payload is Payload.FULL else [*packed, RUNS]
         assert sorted(checked.kinds) == sorted([NOTHING, FULL, *more])
-        assert checked.forwards > 16
+        assert checked.forwards >= 15
 
 
 @pytest.mark.parametrize(("layers", "ranks", "blocks"), [(7, 3, 64), (2, 3, 5), (3, 2, 1)])
