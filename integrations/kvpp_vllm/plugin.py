@@ -10,7 +10,7 @@ from typing import Any
 
 from kvpp_dag.errors import KvppError, NotActiveError
 from kvpp_vllm.ascend import own_kvpp
-from kvpp_vllm.checks import WORKERS, refusals
+from kvpp_vllm.checks import WORKERS, end_pieces_at_hooks, refusals
 from kvpp_vllm.config import read_config
 from kvpp_vllm.config_seams import CONFIG_SEAMS
 from kvpp_vllm.seams import check_seams
@@ -63,4 +63,5 @@ def activate(vllm_config: Any) -> None:
     reasons = list(refusals(vllm_config))
     if reasons:
         raise NotActiveError(f"KVPP was asked for and cannot be active: {'; '.join(reasons)}.")
+    end_pieces_at_hooks(vllm_config)
     parallel.worker_cls = WORKERS.get(parallel.worker_cls, parallel.worker_cls)

@@ -68,6 +68,7 @@ class KvppRank:
         self._arena: Arena | None = None
         self._forward: ForwardPass | None = None
         self._book: BlockBook | None = None
+        self._hooks: Any = None
         self._available = 0
 
     def budget(
@@ -115,11 +116,12 @@ class KvppRank:
         self._book = BlockBook(num_blocks=kv_cache_config.num_blocks, block_size=size)
         return engine_views(self._arena, kv_cache_config, layout, kernel_block_sizes)
 
-    def start(self, layers: Mapping[str, Any]) -> None:
+    def start(self, layers: Mapping[str, Any], *, compiled: bool) -> None:
         """Compile and verify the forwards, agree with the other ranks, check that they work, and hook the layers.
 
-        Raises DivergenceError if ranks have planned differently, and SelfCheckError if what was sent is not
-        what arrived. Nothing of it is left on the device when it returns.
+        `compiled` is whether the engine compiles its model. Raises DivergenceError if ranks have planned
+        differently, and SelfCheckError if what was sent is not what arrived. Nothing of it is left on the
+        device when it returns.
         """
         if self._arena is None:
             raise NotActiveError(
@@ -159,7 +161,7 @@ class KvppRank:
         # An engine may run its forwards on another current stream than this one, which made the arena.
         streams.compute.synchronize(2 * timeout)
         self.trace.start(self._planned(), self._arena.num_blocks, self._forward.synchronize)
-        hook_layers(self._forward, layers)
+        self._hooks = hook_layers(self._forward, layers, compiled=compiled)
         if self.config.trace_dir:
             write_graphs(self.config.trace_dir, self._forward.graphs, name=self.trace.name)
         if self.config.skip_broadcasts:

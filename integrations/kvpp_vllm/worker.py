@@ -6,6 +6,7 @@ KVPP active, so it cannot be left out silently.
 
 from typing import Any
 
+from vllm.config import CompilationMode
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.v1.worker.gpu_worker import Worker
 
@@ -57,7 +58,9 @@ class KvppWorker(Worker):  # type: ignore[misc]
         """Initialise the KV cache on KVPP's storage, then start KVPP."""
         with allocating(self.kvpp_runner, self.kvpp.allocate):
             super().initialize_from_config(kv_cache_config)
-        self.kvpp.start(self.vllm_config.compilation_config.static_forward_context)
+        compilation = self.vllm_config.compilation_config
+        compiled = compilation.mode != CompilationMode.NONE
+        self.kvpp.start(compilation.static_forward_context, compiled=compiled)
         after_state_update(self.kvpp_runner, self.model_runner, self.kvpp.step)
 
     def execute_model(self, scheduler_output: Any) -> Any:

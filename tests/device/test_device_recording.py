@@ -62,9 +62,14 @@ def durations(records, kind):
 def test_slow_transfers_take_their_time_on_the_device_and_are_waited_for(device, policy):
     records = record(device, policy=policy, transfer_delay=DELAY)
     assert min(durations(records, Kind.BROADCAST)) > 0.9e9 * DELAY
+    first = "completion[0]"
     for rank in records:
-        total = summarize(rank)
-        assert total.exposed_ns > 0.3 * total.transfer_ns
+        assert summarize(rank).exposed_ns > 0
+        # The first layer has only the prologue to hide behind; on a busy machine others may hide wholly.
+        assert (
+            max(forward.waits[first].duration for forward in rank if first in forward.waits)
+            > 0.3e9 * DELAY
+        )
         for forward in rank:
             for name, submitted in forward.submitted.items():
                 assert submitted < forward.spans[name].end - 0.9e9 * DELAY

@@ -16,6 +16,7 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer
 from vllm.model_executor.models import deepseek_v2
 from vllm.platforms.cpu import CpuPlatform
+from vllm.utils.torch_utils import _resolve_layer_name
 from vllm.v1.attention.backend import AttentionMetadataBuilder, CommonAttentionMetadata
 from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerBackend, DeepseekV32IndexerMetadata
 from vllm.v1.attention.backends.mla.xpu_mla_sparse import XPUMLASparseBackend, XPUMLASparseImpl
@@ -24,6 +25,7 @@ from tests.support import sparse_controls
 
 BLOCK = 16
 FP8_MAX = 448.0
+KERNELS = torch.library.Library("vllm", "IMPL")
 LATENT, ROPE = 512, 64
 TILE = 128  # latent values that share a scale in the packed main cache
 
@@ -42,7 +44,9 @@ def register() -> None:
     CpuPlatform.get_attn_backend_cls = classmethod(get_attn_backend_cls)
     DeepseekV32IndexerBackend.get_supported_kernel_block_sizes = staticmethod(lambda spec=None: [BLOCK])
     DeepseekV32IndexerBackend.get_builder_cls = staticmethod(lambda: IndexerBuilder)
-    SparseAttnIndexer.forward_cpu = index
+    # As on CUDA and XPU: by vLLM's operator, whose kernel for CPUs is that of this file.
+    SparseAttnIndexer.forward_cpu = SparseAttnIndexer.forward_cuda
+    KERNELS.impl("sparse_attn_indexer", index, "CPU")
     deepseek_v2.per_token_group_quant_fp8 = quantize_queries
     sparse_controls.apply()
 
@@ -171,18 +175,32 @@ def quantize_queries(rows: torch.Tensor, group: int, **_: Any) -> tuple[torch.Te
     return quantize(rows)
 
 
-def index(self: Any, hidden_states: Any, q_quant: Any, k: Any, weights: Any) -> torch.Tensor:
-    """`SparseAttnIndexer.forward_cpu`: write the new keys, and choose each token's positions.
+def index(
+    hidden_states: torch.Tensor,
+    k_cache_prefix: Any,
+    cache: torch.Tensor,
+    q_quant: torch.Tensor,
+    q_scale: torch.Tensor | None,
+    k: torch.Tensor,
+    weights: torch.Tensor,
+    quant_block_size: int,
+    scale_format: str | None,
+    topk_tokens: int,
+    width: int,
+    max_model_len: int,
+    total_seq_lens: int,
+    chosen: torch.Tensor,
+    *_: Any,
+) -> torch.Tensor:
+    """The operator `vllm::sparse_attn_indexer`: write the new keys, and choose each token's positions.
 
     Like kernels that load whole blocks, it masks by adding: a NaN in rows of a block that no token has written
     yet shows in the choice.
     """
-    chosen: torch.Tensor = self.topk_indices_buffer
     by_layer = get_forward_context().attn_metadata
     if not isinstance(by_layer, dict):  # a profiling run
         return chosen
-    metadata: IndexerMetadata = by_layer[self.k_cache.prefix]
-    cache, width = self.k_cache.kv_cache, self.head_dim
+    metadata: IndexerMetadata = by_layer[_resolve_layer_name(k_cache_prefix)]
     flat = cache.view(len(cache), -1)
     keys = flat[:, : BLOCK * width].view(torch.float8_e4m3fn).unflatten(1, (BLOCK, width))
     scales = flat[:, BLOCK * width :].view(torch.float32)
@@ -197,7 +215,7 @@ def index(self: Any, hidden_states: Any, q_quant: Any, k: Any, weights: Any) -> 
         positions = torch.arange(length - (stop - start), length)
         future = torch.arange(len(history)) > positions[:, None]
         scores += torch.zeros(future.shape).masked_fill(future, -torch.inf)
-        best = scores.topk(min(self.topk_tokens, len(history)))
+        best = scores.topk(min(topk_tokens, len(history)))
         found = best.indices.masked_fill(best.values == -torch.inf, -1)
         chosen[start:stop, : found.shape[1]] = found.to(chosen.dtype)
     return chosen
