@@ -115,7 +115,7 @@ class Drive:
                 if requests[number]["abort_after"] is not None:
                     aborts[name] = requests[number]["abort_after"]
             for output in self.engine.step():
-                self.tokens[int(output.request_id)] = list(output.outputs[0].token_ids)
+                self._take(output)
                 if output.finished:
                     aborts.pop(output.request_id, None)
             self._abort([name for name, after in aborts.items() if len(self.tokens[int(name)]) >= after])
@@ -145,11 +145,17 @@ class Drive:
             "slept": self.slept,
         }
 
+    def _take(self, output: Any) -> None:
+        self.tokens[int(output.request_id)] = list(output.outputs[0].token_ids)
+
     def _add(self, name: str, request: dict[str, Any]) -> None:
+        prompt = {"prompt_token_ids": list(request["prompt"])}
+        self.engine.add_request(name, prompt, self._sampling(request))
+
+    def _sampling(self, request: dict[str, Any]) -> Any:
         from vllm import SamplingParams
 
-        sampling = SamplingParams(temperature=0, max_tokens=request["max_tokens"], ignore_eos=True)
-        self.engine.add_request(name, {"prompt_token_ids": list(request["prompt"])}, sampling)
+        return SamplingParams(temperature=0, max_tokens=request["max_tokens"], ignore_eos=True)
 
     def _abort(self, names: list[str]) -> None:
         launched = {_external(id_) for batch in self._queue() for id_ in batch[1].num_scheduled_tokens}
