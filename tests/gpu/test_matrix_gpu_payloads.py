@@ -10,7 +10,7 @@ from tests.gpu.test_gpu_tokens import DELAYS, LATE, RUNNERS
 from tests.support.gpu_platform import Faults
 from tests.support.workload import Outcome, Workload, run_workloads, together
 
-pytestmark = [pytest.mark.matrix, pytest.mark.timeout(1700)]
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(2000)]
 
 TOKENS = 8
 WAYS = {"full": (None,), "active": (None, "send_runs", "pack"), "auto": (None,)}
@@ -46,7 +46,7 @@ def runs(request, checkpoint, prompts, library) -> dict[str, Outcome]:
     for completion in ("host", "stream"):
         on = on_device(workload, {"completion": completion})
         variants[completion] = replace(on, faults=[dropped])
-    outcomes = run_workloads(list(variants.values()), timeout_s=1600)
+    outcomes = run_workloads(list(variants.values()), timeout_s=1900)
     return dict(zip(variants, outcomes, strict=True))
 
 

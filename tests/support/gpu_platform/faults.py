@@ -15,9 +15,9 @@ from tests.support.gpu_platform import Faults
 class _Active:
     """The faults of this worker, and the random numbers of each stream that is delayed."""
 
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, faults: Faults, rank: int) -> None:
         self.faults = faults
-        self.random = {name: random.Random(f"{faults.seed} {name}") for name in faults.delays}
+        self.random = {name: random.Random(f"{faults.seed} {name} {rank}") for name in faults.delays}
 
     def delay(self, stream: str) -> None:
         """Delay the current stream of the device, if `stream` is to be."""
@@ -29,9 +29,9 @@ class _Active:
         return stream == self.faults.dropped and event.startswith(self.faults.dropped_events)
 
 
-def activate(faults: Faults) -> None:
-    """Let `faults` act from here on, in place of those before."""
-    _active[:] = [_Active(faults)]
+def activate(faults: Faults, *, rank: int) -> None:
+    """Let `faults` act from here on, in place of those before; each rank has delays of its own."""
+    _active[:] = [_Active(faults, rank)]
     WayChooser.choose = _choose  # type: ignore[method-assign]
     if faults.way is not None:
         getattr(payloads, faults.way)(None)
@@ -39,7 +39,7 @@ def activate(faults: Faults) -> None:
 
 def install() -> None:
     """Put what `activate` controls between KVPP's streams and the device: once, before any stream is made."""
-    activate(Faults())
+    activate(Faults(), rank=0)
     for kind in (CurrentStream, AcceleratorStream):
         _install_waits(kind)
     launch, record = AcceleratorStream.launch, CurrentStream.record

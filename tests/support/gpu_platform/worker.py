@@ -56,7 +56,7 @@ class _Torch:
 def _set_faults(self: Any, changes: dict[str, Any]) -> None:
     """For `collective_rpc`: act as `Faults(**changes)` says, once all that was submitted has run."""
     torch.accelerator.synchronize()
-    faults.activate(Faults(**changes))
+    faults.activate(Faults(**changes), rank=self.rank)
 
 
 def _device_facts(self: Any) -> dict[str, Any]:
