@@ -15,8 +15,8 @@ class Attention:
     """Methods of a layer, dotted from the layer itself.
 
     Entering any of `acquire` may be the first access to a bundle; `acquire_indexer` are those that only a
-    layer with an indexer has, and that no compiled model runs: there its operator acquires (see `operators`). Returning from `release` is the last access. `seams` are checked where a
-    layer uses them.
+    layer with an indexer has, and that no compiled model runs: there its operator acquires (`operators`).
+    Returning from `release` is the last access. `seams` are checked where a layer uses them.
     """
 
     acquire: tuple[str, ...]
