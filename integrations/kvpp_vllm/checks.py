@@ -12,8 +12,9 @@ from kvpp_vllm.collectives import collective_refusals
 WORKERS = {
     "vllm.v1.worker.cpu_worker.CPUWorker": "kvpp_vllm.worker_cpu.KvppCPUWorker",
     "vllm.v1.worker.gpu_worker.Worker": "kvpp_vllm.worker.KvppWorker",
+    "vllm_ascend.worker.worker.NPUWorker": "kvpp_vllm.ascend.worker.KvppNPUWorker",
 }
-"""vLLM's worker classes that KVPP extends, and with what."""
+"""vLLM's and vllm-ascend's worker classes that KVPP extends, and with what."""
 
 HOOK_OPS = ("vllm::unified_mla_kv_cache_update", "vllm::unified_mla_attention_with_output")
 """vLLM's custom operators that run a layer's hooks: compiled pieces and CUDA graphs have to end at them."""
@@ -37,8 +38,13 @@ def end_pieces_at_hooks(vllm_config: Any) -> None:
 
 def refusals(vllm_config: Any) -> Iterator[str]:
     """Why this configuration cannot run with KVPP; nothing if it can."""
-    yield from _model(vllm_config.model_config)
+    yield from general_refusals(vllm_config)
     yield from _graphs(vllm_config.model_config, vllm_config.compilation_config)
+
+
+def general_refusals(vllm_config: Any) -> Iterator[str]:
+    """The refusals that do not depend on the platform."""
+    yield from _model(vllm_config.model_config)
     yield from _parallelism(vllm_config.parallel_config)
     yield from _cache_users(vllm_config)
     yield from _drafts(vllm_config.speculative_config)
@@ -154,7 +160,8 @@ def _drafts(speculative: Any) -> Iterator[str]:
             f"speculative method {speculative.method!r} is not supported, only MTP with a fixed number "
             "of steps; set method to mtp in --speculative-config, or drop --speculative-config"
         )
-    if speculative.num_speculative_tokens_per_batch_size is not None:
+    # vLLM 0.23, below vllm-ascend, has no such setting.
+    if getattr(speculative, "num_speculative_tokens_per_batch_size", None) is not None:
         yield (
             "the number of speculative tokens may not change from step to step; drop "
             "num_speculative_tokens_per_batch_size from --speculative-config"

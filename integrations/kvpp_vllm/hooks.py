@@ -29,16 +29,16 @@ def hook_layers(forward: ForwardPass, layers: Mapping[str, Any], *, compiled: bo
         indexer = _indexer_cache(bundle, layer, layers)
         if indexer is not None:
             check_seams(attention.seams_indexer)
-        acquiring = _acquiring
+        acquire = acquiring
         if indexer is not None and attention.acquire_indexer and compiled:
             in_operator[indexer] = ordinal
-            acquiring = _acquired_before
+            acquire = _acquired_before
         elif indexer is not None:
             for path in attention.acquire_indexer:
-                _wrap(layer, name, path, _acquiring, forward, ordinal)
+                wrap(layer, name, path, acquiring, forward, ordinal)
         for path in attention.acquire:
-            _wrap(layer, name, path, acquiring, forward, ordinal)
-        _wrap(layer, name, attention.release, _releasing, forward, ordinal)
+            wrap(layer, name, path, acquire, forward, ordinal)
+        wrap(layer, name, attention.release, releasing, forward, ordinal)
     return acquire_in_indexer_op(forward, in_operator) if in_operator else None
 
 
@@ -57,7 +57,7 @@ def _indexer_cache(bundle: Bundle, layer: Any, layers: Mapping[str, Any]) -> str
     return others[0]
 
 
-def _wrap(
+def wrap(
     layer: Any,
     name: str,
     path: str,
@@ -79,7 +79,9 @@ def _wrap(
     setattr(owner, method, wrapper(forward, ordinal, original))
 
 
-def _acquiring(forward: ForwardPass, ordinal: int, original: Method) -> Method:
+def acquiring(forward: ForwardPass, ordinal: int, original: Method) -> Method:
+    """`original`, with the layer acquired before it."""
+
     def acquire_first(*args: Any, **kwargs: Any) -> Any:
         # Dummy and profiling runs call layers outside any forward; they have no history to wait for.
         if forward.active:
@@ -104,7 +106,9 @@ def _acquired_before(forward: ForwardPass, ordinal: int, original: Method) -> Me
     return check_first
 
 
-def _releasing(forward: ForwardPass, ordinal: int, original: Method) -> Method:
+def releasing(forward: ForwardPass, ordinal: int, original: Method) -> Method:
+    """`original`, with the layer released after it."""
+
     def release_after(*args: Any, **kwargs: Any) -> Any:
         output = original(*args, **kwargs)
         if forward.active:

@@ -43,7 +43,5 @@ def acquire_in_indexer_op(forward: ForwardPass, ordinals: Mapping[str, int]) -> 
         return original.call_boxed(keys, *args, **kwargs)
 
     library = torch.library.Library("vllm", "IMPL")  # type: ignore[no-untyped-call]
-    library.impl(  # type: ignore[no-untyped-call]
-        "sparse_attn_indexer", acquire_first, key, with_keyset=True
-    )
+    library.impl("sparse_attn_indexer", acquire_first, key, with_keyset=True)  # type: ignore[no-untyped-call]
     return library

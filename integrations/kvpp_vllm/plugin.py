@@ -9,7 +9,9 @@ import logging
 from typing import Any
 
 from kvpp_dag.errors import KvppError, NotActiveError
-from kvpp_vllm.ascend import own_kvpp
+from kvpp_vllm.ascend.checks import ascend_refusals
+from kvpp_vllm.ascend.own import SETTINGS, own_kvpp, read_settings
+from kvpp_vllm.ascend.seams import ASCEND_CONFIG_SEAMS, ASCEND_VERSIONS
 from kvpp_vllm.checks import WORKERS, end_pieces_at_hooks, refusals
 from kvpp_vllm.config import read_config
 from kvpp_vllm.config_seams import CONFIG_SEAMS
@@ -40,28 +42,37 @@ def activate(vllm_config: Any) -> None:
 
     Raises NotActiveError if KVPP is asked for and cannot be active.
     """
+    parallel = vllm_config.parallel_config
+    ascend = str(parallel.worker_cls).startswith("vllm_ascend.")
+    read = read_settings if ascend else read_config
     try:
-        config = read_config(vllm_config.additional_config)
+        config = read(vllm_config.additional_config)
     except KvppError as error:
         raise NotActiveError(f"KVPP was asked for and cannot be active: {error}") from error
-    if config is None or vllm_config.model_config is None:
+    if vllm_config.model_config is None:
         return
-    check_seams(CONFIG_SEAMS)
-    parallel = vllm_config.parallel_config
-    if own_kvpp() and parallel.worker_cls.startswith("vllm_ascend."):
-        logger.warning(
-            "The installed vllm-ascend has a KVPP of its own, which acts on enable_kvpp; this plugin "
-            "leaves the configuration alone, since two would move the same caches."
-        )
+    if config is None:
+        if ascend and own_kvpp() and vllm_config.additional_config.get("enable_kvpp"):
+            logger.warning(
+                "The installed vllm-ascend has a KVPP of its own, which acts on enable_kvpp; this plugin "
+                "leaves the configuration alone, since two would move the same caches. To let this plugin serve, "
+                "leave enable_kvpp out and set %s to its settings as JSON.",
+                SETTINGS,
+            )
         return
+    if ascend:
+        check_seams(ASCEND_CONFIG_SEAMS, versions=ASCEND_VERSIONS)
+    else:
+        check_seams(CONFIG_SEAMS)
     if parallel.tensor_parallel_size == 1:
         logger.warning(
             "KVPP was asked for at tensor parallel size 1, where one rank holds every layer; it changes "
             "nothing. Use --tensor-parallel-size 2 or more."
         )
         return
-    reasons = list(refusals(vllm_config))
+    reasons = list((ascend_refusals if ascend else refusals)(vllm_config))
     if reasons:
         raise NotActiveError(f"KVPP was asked for and cannot be active: {'; '.join(reasons)}.")
-    end_pieces_at_hooks(vllm_config)
+    if not ascend:
+        end_pieces_at_hooks(vllm_config)
     parallel.worker_cls = WORKERS.get(parallel.worker_cls, parallel.worker_cls)

@@ -1,14 +1,14 @@
 """KVPP on one vLLM worker: from its cache specs to running forwards, dumps and figures."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
 from kvpp_dag.errors import NotActiveError
-from kvpp_dag.plan import ModelPlan, StagePlan, capacity, capacity_multiplier, plan_stage
+from kvpp_dag.plan import CacheSpec, ModelPlan, StagePlan, capacity, capacity_multiplier, plan_stage
 from kvpp_dag.plan.budget import check_fits, logical_budget, physical_blocks
 from kvpp_dag.runtime import (
     Allocate,
@@ -31,12 +31,12 @@ from kvpp_vllm.blocks import BlockBook
 from kvpp_vllm.config import KvppConfig
 from kvpp_vllm.dumps import write_graphs
 from kvpp_vllm.history import has_history
-from kvpp_vllm.hooks import hook_layers
-from kvpp_vllm.specs import cache_specs
 from kvpp_vllm.tracing import RankTrace
 
 logger = logging.getLogger("vllm.kvpp")
 T = TypeVar("T")
+HookLayers = Callable[[ForwardPass, Mapping[str, Any]], Any]
+"""Hooks the engine's layers, by name, into a forward; what it returns is kept as long as they are used."""
 
 
 class KvppRank:
@@ -71,15 +71,7 @@ class KvppRank:
         self._hooks: Any = None
         self._available = 0
 
-    def budget(
-        self,
-        available: int,
-        specs: Mapping[str, Any],
-        *,
-        drafts: Collection[str],
-        shared: Mapping[str, str],
-        override: int | None,
-    ) -> int:
+    def budget(self, available: int, specs: Sequence[CacheSpec], *, override: int | None) -> int:
         """Plan this stage and return the bytes to report to the engine's planner.
 
         `available` are the worker's physical bytes, `override` the user's num_gpu_blocks_override.
@@ -87,7 +79,7 @@ class KvppRank:
         does not fit; both before memory is allocated.
         """
         plan = plan_stage(
-            cache_specs(specs, drafts=drafts, shared=shared),
+            specs,
             ranks=self.transport.size,
             depth=self.config.depth,
             ownership=self.config.ownership,
@@ -105,6 +97,10 @@ class KvppRank:
         self, kv_cache_config: Any, layout: Any, kernel_block_sizes: list[int] | None
     ) -> dict[str, torch.Tensor]:
         """Allocate this rank's storage for the final block count, and return vLLM's views of it."""
+        return engine_views(self.store(kv_cache_config), kv_cache_config, layout, kernel_block_sizes)
+
+    def store(self, kv_cache_config: Any) -> Arena:
+        """Allocate this rank's storage for the final block count."""
         plan, size = self._planned(), block_size(kv_cache_config)
         check_fits(plan, self.rank, kv_cache_config.num_blocks, self._available)
         self._arena = Arena(
@@ -114,19 +110,19 @@ class KvppRank:
             allocate=self._allocate,
         )
         self._book = BlockBook(num_blocks=kv_cache_config.num_blocks, block_size=size)
-        return engine_views(self._arena, kv_cache_config, layout, kernel_block_sizes)
+        return self._arena
 
-    def start(self, layers: Mapping[str, Any], *, compiled: bool) -> None:
+    def start(self, layers: Mapping[str, Any], *, hook: HookLayers) -> None:
         """Compile and verify the forwards, agree with the other ranks, check that they work, and hook the layers.
 
-        `compiled` is whether the engine compiles its model. Raises DivergenceError if ranks have planned
+        `hook` hooks `layers`, the engine's by name. Raises DivergenceError if ranks have planned
         differently, and SelfCheckError if what was sent is not what arrived. Nothing of it is left on the
         device when it returns.
         """
         if self._arena is None:
             raise NotActiveError(
-                "KVPP was asked for and is not active: vLLM initialised its KV cache without calling "
-                "allocate_kv_cache of the model runner's module."
+                "KVPP was asked for and is not active: the engine initialised its KV cache without "
+                "calling its model runner's allocation."
             )
         timeout = self.config.timeout_s
         streams = make_streams(self.device, timeout=2 * timeout, completion=self.config.completion)
@@ -161,7 +157,7 @@ class KvppRank:
         # An engine may run its forwards on another current stream than this one, which made the arena.
         streams.compute.synchronize(2 * timeout)
         self.trace.start(self._planned(), self._arena.num_blocks, self._forward.synchronize)
-        self._hooks = hook_layers(self._forward, layers, compiled=compiled)
+        self._hooks = hook(self._forward, layers)
         if self.config.trace_dir:
             write_graphs(self.config.trace_dir, self._forward.graphs, name=self.trace.name)
         if self.config.skip_broadcasts:

@@ -219,10 +219,13 @@ GPU_SEAMS = (*worker_seams("vllm.v1.worker.gpu_worker", "Worker"), *COMMON_SEAMS
 CPU_SEAMS = (*worker_seams("vllm.v1.worker.cpu_worker", "CPUWorker"), *COMMON_SEAMS)
 
 
-def check_seams(seams: tuple[Seam, ...], *, runner: int | None = None) -> None:
+def check_seams(
+    seams: tuple[Seam, ...], *, runner: int | None = None, versions: str | None = None
+) -> None:
     """Raise NotActiveError, naming the first seam that this vLLM lacks or has changed.
 
-    With `runner` 1 or 2, the seams that only the other Model Runner needs are left out.
+    With `runner` 1 or 2, the seams that only the other Model Runner needs are left out. `versions` names those
+    that the seams were checked on, if they are not vLLM's.
     """
     for seam in seams:
         if None not in (runner, seam.runner) and seam.runner != runner:
@@ -231,8 +234,8 @@ def check_seams(seams: tuple[Seam, ...], *, runner: int | None = None) -> None:
         if problem:
             raise NotActiveError(
                 f"KVPP was asked for and cannot be active: {seam.module}.{seam.attribute} of the "
-                f"installed vLLM {problem}. It is needed for: {seam.use}. Use one of the vLLM versions "
-                f"{', '.join(CHECKED_VERSIONS)}."
+                f"installed vLLM {problem}. It is needed for: {seam.use}. Use one of the "
+                f"{versions or 'vLLM versions ' + ', '.join(CHECKED_VERSIONS)}."
             )
 
 

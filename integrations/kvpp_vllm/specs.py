@@ -26,10 +26,20 @@ def cache_specs(
             targets.setdefault(extract_layer_index(name), []).append(name)
     result = [_spec(specs, _main_first(specs, names), i, draft=False) for i, names in targets.items()]
     result += [_spec(specs, [name], None, draft=True) for name in specs if name in drafts]
-    for name, target in (shared or {}).items():
-        component = Component(name=name, bytes_per_block=1)
-        result.append(CacheSpec(layer=name, index=None, components=(component,), shares_cache_of=target))
-    return result
+    return result + shared_specs(shared or {})
+
+
+def shared_specs(shared: Mapping[str, str]) -> list[CacheSpec]:
+    """Layers without a cache of their own, by the one they use; the plan refuses them."""
+    return [
+        CacheSpec(
+            layer=name,
+            index=None,
+            components=(Component(name=name, bytes_per_block=1),),
+            shares_cache_of=target,
+        )
+        for name, target in shared.items()
+    ]
 
 
 def _main_first(specs: Mapping[str, Any], names: list[str]) -> list[str]:

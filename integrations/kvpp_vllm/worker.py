@@ -4,6 +4,7 @@ vLLM's executor makes the class that `parallel_config.worker_cls` names; being t
 KVPP active, so it cannot be left out silently.
 """
 
+from functools import partial
 from typing import Any
 
 from vllm.config import CompilationMode
@@ -13,16 +14,18 @@ from vllm.v1.worker.gpu_worker import Worker
 from kvpp_dag.errors import NotActiveError
 from kvpp_vllm.collectives import prepare_collectives
 from kvpp_vllm.config import read_config
+from kvpp_vllm.hooks import hook_layers
 from kvpp_vllm.rank import KvppRank
 from kvpp_vllm.runners import RunnerKind, after_state_update, allocating, runner_kind
 from kvpp_vllm.seams import GPU_SEAMS, Seam, check_seams
+from kvpp_vllm.specs import cache_specs
+from kvpp_vllm.steps import KvppSteps
 from kvpp_vllm.transports import make_transport
 
 
-class KvppWorker(Worker):  # type: ignore[misc]
+class KvppWorker(KvppSteps, Worker):  # type: ignore[misc]
     """A worker whose KV cache is pipelined over its tensor-parallel group: on CUDA, not yet run there."""
 
-    kvpp: KvppRank
     kvpp_runner: RunnerKind
     kvpp_seams: tuple[Seam, ...] = GPU_SEAMS
 
@@ -46,13 +49,13 @@ class KvppWorker(Worker):  # type: ignore[misc]
         """The logical bytes that this worker's physical bytes are worth to the planner."""
         runner = self.model_runner
         available = super().determine_available_memory()
-        return self.kvpp.budget(
-            available,
+        specs = cache_specs(
             runner.get_kv_cache_spec(),
             drafts=self.kvpp_runner.draft_layers(runner),
             shared=self.kvpp_runner.shared_layers(runner),
-            override=self.cache_config.num_gpu_blocks_override,
         )
+        override = self.cache_config.num_gpu_blocks_override
+        return self.kvpp.budget(available, specs, override=override)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         """Initialise the KV cache on KVPP's storage, then start KVPP."""
@@ -60,29 +63,6 @@ class KvppWorker(Worker):  # type: ignore[misc]
             super().initialize_from_config(kv_cache_config)
         compilation = self.vllm_config.compilation_config
         compiled = compilation.mode != CompilationMode.NONE
-        self.kvpp.start(compilation.static_forward_context, compiled=compiled)
+        hook = partial(hook_layers, compiled=compiled)
+        self.kvpp.start(compilation.static_forward_context, hook=hook)
         after_state_update(self.kvpp_runner, self.model_runner, self.kvpp.step)
-
-    def execute_model(self, scheduler_output: Any) -> Any:
-        """Run one step; its forward ends with it, or is aborted with it."""
-        try:
-            output = super().execute_model(scheduler_output)
-            self.kvpp.end()
-        except BaseException as error:
-            self.kvpp.abort(error)
-            raise
-        return output
-
-    def shutdown(self) -> None:
-        """Write the trace of the last forwards, if asked for, and shut down as vLLM does."""
-        if hasattr(self, "kvpp"):
-            self.kvpp.write_trace()
-        super().shutdown()
-
-    def kvpp_stats(self) -> dict[str, Any]:
-        """Figures of this rank, for `collective_rpc`; see `KvppRank.stats`."""
-        return self.kvpp.stats()
-
-    def kvpp_write_trace(self) -> str | None:
-        """Write the trace of the last forwards now, for `collective_rpc`; returns its path."""
-        return self.kvpp.write_trace()

@@ -55,15 +55,21 @@ def load_test_device(library: Path) -> None:
     """Make torch know the test device; once per process. Starts no thread, so that the process can still fork."""
     if hasattr(torch, NAME):
         return
-    loader = importlib.machinery.ExtensionFileLoader("kvpp_device", str(library))
-    spec = importlib.util.spec_from_loader("kvpp_device", loader)
-    assert spec is not None
-    _native.append(importlib.util.module_from_spec(spec))
-    loader.exec_module(native())
+    _native.append(load_native(library))
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _device_module())
     dist.Backend.register_backend(COLLECTIVES, _make_collectives, devices=[NAME])
-    atexit.register(_finish)  # what the streams still hold may need Python, which is about to end
+    atexit.register(finish)  # what the streams still hold may need Python, which is about to end
+
+
+def load_native(library: Path) -> Any:
+    """Load the extension module; the caller gives the device its name."""
+    loader = importlib.machinery.ExtensionFileLoader("kvpp_device", str(library))
+    spec = importlib.util.spec_from_loader("kvpp_device", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
 
 
 def native() -> Any:
@@ -110,7 +116,8 @@ def _make_collectives(store: dist.Store, rank: int, size: int, timeout: Any) -> 
     return native().make_collectives(dist.ProcessGroupGloo(store, rank, size, timeout), rank, size)
 
 
-def _finish() -> None:
+def finish() -> None:
+    """Let go of what the streams still hold."""
     torch.ops.kvpp_device.let_go()
     torch.ops.kvpp_device.reset()
     with suppress(RuntimeError):  # what still runs may fail

@@ -50,6 +50,10 @@ def test_one_rank_is_a_warning_and_changes_nothing(cases, refusals_run):
     assert warning in refusals_run.stdout + refusals_run.stderr
 
 
+def test_the_worker_of_vllm_ascend_is_extended(cases):
+    assert cases["ascend"] == "kvpp_vllm.ascend.worker.KvppNPUWorker"
+
+
 def test_a_vllm_ascend_with_its_own_kvpp_acts_and_the_plugin_says_so(cases, refusals_run):
     assert cases["ascend with kvpp"] == "vllm_ascend.worker.worker.NPUWorker"
     sentence = "The installed vllm-ascend has a KVPP of its own, which acts on enable_kvpp; this plugin "
@@ -107,7 +111,6 @@ def test_a_vllm_ascend_with_its_own_kvpp_acts_and_the_plugin_says_so(cases, refu
         ),
         ("sparse PIECEWISE on rocm", "(cudagraph_mode PIECEWISE); add --enforce-eager"),
         ("sparse default graphs", "VLLM_USE_BREAKABLE_CUDAGRAPH=0"),
-        ("ascend", "the worker class is vllm_ascend.worker.worker.NPUWorker"),
         ("other worker", "the worker class is " + CPU_WORKER),
     ],
 )

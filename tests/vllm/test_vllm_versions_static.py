@@ -1,4 +1,4 @@
-"""The seam tables against the sources of vLLM versions and of vllm-ascend that are not installed here."""
+"""The seam tables against the sources of vLLM versions that are not installed here."""
 
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvpp_vllm.ascend import ASCEND_SEAMS, ASCEND_VERSION
 from kvpp_vllm.attention import ATTENTIONS
 from kvpp_vllm.config_seams import CONFIG_SEAMS, NCCL_SEAMS
 from kvpp_vllm.seams import CHECKED_VERSIONS, CPU_SEAMS, GPU_SEAMS, Seam
-from tests.support.archives import ascend_sources, wheel_sources
+from tests.support.archives import wheel_sources
 from tests.support.static_seams import Sources
 
 ALL = (
@@ -100,27 +99,3 @@ def test_the_oldest_version_lacks_one_seam_of_model_runner_v2(tmp_path):
     assert problems(sources, tuple(seam for seam in ALL if seam.runner != 2)) == []
     (problem,) = set(problems(sources, ALL))
     assert "AttentionLayerBase has no field 'is_draft_layer'" in problem
-
-
-@pytest.fixture(scope="module")
-def ascend(tmp_path_factory) -> Sources:
-    return ascend_sources(ASCEND_VERSION, tmp_path_factory.mktemp("ascend"))
-
-
-@pytest.mark.matrix
-def test_every_seam_of_vllm_ascend(ascend):
-    assert problems(ascend, ASCEND_SEAMS) == []
-
-
-@pytest.mark.matrix
-def test_a_seam_that_vllm_ascend_lacks_is_told(ascend):
-    renamed = Seam(module="vllm_ascend.worker.worker", attribute="NPUWorker.no_such", use="")
-    assert problems(ascend, (renamed,)) != []
-
-
-@pytest.mark.matrix
-def test_this_vllm_ascend_has_no_kvpp_of_its_own(ascend):
-    (root,) = ascend.roots
-    settings = root.joinpath("vllm_ascend/ascend_config.py").read_text(encoding="utf-8")
-    assert "enable_mlapo" in settings
-    assert "enable_kvpp" not in settings

@@ -1,26 +1,27 @@
-"""vllm-ascend: the places that KVPP would use there, and whether it brings a KVPP of its own.
+"""Every place of vllm-ascend that KVPP leans on, in tables of its own: vLLM 0.23, below it, lacks some of vLLM 0.32's.
 
-The places are checked against the sources of version 0.23.0.post1, which is made for vLLM 0.23; nothing here
-has run on an NPU. No worker of vllm-ascend is extended yet, so its configurations are refused by `checks`.
+`ASCEND_SEAMS` are those of version 0.23.0.post1, which is made for vLLM 0.23. `OWN_SEAMS` are those of versions that
+have a KVPP of their own and are served in its place, checked on 0.30.0rc2.
 """
 
-import importlib.util
-from pathlib import Path
-
-from kvpp_vllm.seams import Seam
+from kvpp_vllm.config_seams import CONFIG_SEAMS
+from kvpp_vllm.seams import COMMON_SEAMS, Seam
 
 ASCEND_VERSION = "0.23.0.post1"
-"""Whose sources the seams below were checked against."""
+OWN_VERSION = "0.30.0rc2"
+ASCEND_VERSIONS = f"vllm-ascend versions {ASCEND_VERSION}, {OWN_VERSION}"
+"""On whose code the seams below were checked, imported with stand-in operators."""
 
 _WORKER = "vllm_ascend.worker.worker"
 _RUNNER = "vllm_ascend.worker.model_runner_v1"
-_RUNNER_V2 = "vllm_ascend.worker.v2.model_runner"
-_ATTENTION_V2 = "vllm_ascend.worker.v2.attn_utils"
 _MLA = "vllm_ascend.attention.mla_v1"
 _SFA = "vllm_ascend.attention.sfa_v1"
 _OPERATORS = "vllm_ascend.device.device_op"
 
-ASCEND_SEAMS = (
+_FROM_VLLM = ("vllm.config", "vllm.v1.core.sched.output", "vllm.distributed.parallel_state")
+
+_SHARED = (
+    *(seam for seam in COMMON_SEAMS if seam.module in _FROM_VLLM),
     Seam(
         module=_WORKER,
         attribute="NPUWorker.init_device",
@@ -48,44 +49,31 @@ ASCEND_SEAMS = (
     Seam(
         module=_RUNNER,
         attribute="NPUModelRunner._update_states",
-        runner=1,
         parameters=("scheduler_output",),
         use="begin of a forward",
     ),
     Seam(
         module=_RUNNER,
         attribute="NPUModelRunner.get_kv_cache_spec",
-        runner=1,
         parameters=(),
         use="cache specs of the stage's own layers: one a layer, indexer and scales included",
     ),
     Seam(
         module=_RUNNER,
         attribute="NPUModelRunner._allocate_kv_cache_tensors",
-        runner=1,
         parameters=("kv_cache_config",),
         use="storage: a tuple of raw tensors per layer, one a component",
     ),
+)
+"""vLLM's and vllm-ascend's places that both generations have."""
+
+ASCEND_SEAMS = (
+    *_SHARED,
     Seam(
         module=_RUNNER,
         attribute="NPUModelRunner._reshape_kv_cache_tensors",
-        runner=1,
         parameters=("kv_cache_config", "kv_cache_raw_tensors"),
         use="the engine's own views, over KVPP's storage",
-    ),
-    Seam(
-        module=_RUNNER_V2,
-        attribute="NPUModelRunner.initialize_kv_cache",
-        runner=2,
-        parameters=("kv_cache_config",),
-        use="allocation with the final block count",
-    ),
-    Seam(
-        module=_ATTENTION_V2,
-        attribute="_allocate_kv_cache",
-        runner=2,
-        parameters=("kv_cache_config", "shared_layers", "device"),
-        use="storage: a tuple of raw tensors per layer, one a component",
     ),
     Seam(
         module="vllm_ascend.core.kv_cache_interface",
@@ -170,14 +158,55 @@ ASCEND_SEAMS = (
     ),
 )
 
+OWN_SEAMS = (
+    *_SHARED,
+    Seam(
+        module="vllm_ascend.core.kv_cache_interface",
+        attribute="AscendMLAAttentionSpec",
+        fields=("uses_packed_sfa_main_cache", "page_size_bytes"),
+        use="components of a bundle: latent and rope, or both packed",
+    ),
+    Seam(
+        module="vllm_ascend.core.kv_cache_interface",
+        attribute="AscendSFAIndexerCacheSpec",
+        fields=(
+            "cache_sparse_li_c4",
+            "scale_dim",
+            "scale_dtype",
+            "sfa_dcp_replicated_indexer_size",
+            "page_size_bytes",
+        ),
+        use="components of a bundle: indexer and scales",
+    ),
+    Seam(
+        module=_MLA,
+        attribute="AscendMLAImpl.forward",
+        parameters=("layer_name", "hidden_states", "kv_cache", "attn_metadata", "output"),
+        use="release: its return is the last access to a layer's cache",
+    ),
+    Seam(
+        module=_SFA,
+        attribute="AscendSFAImpl.forward",
+        parameters=("layer_name", "hidden_states", "kv_cache", "attn_metadata", "output"),
+        use="release: its return is the last access to main and indexer caches",
+    ),
+)
+"""Versions with a KVPP of their own offer `layerwise_kv_cache_hook` on each implementation: acquire, native and fused.
 
-def own_kvpp() -> bool:
-    """Whether the installed vllm-ascend reads `enable_kvpp` itself, by the text of its settings' module."""
-    if importlib.util.find_spec("vllm_ascend") is None:
-        return False
-    found = importlib.util.find_spec("vllm_ascend.ascend_config")
-    return (
-        found is not None
-        and found.origin is not None
-        and "enable_kvpp" in Path(found.origin).read_text(encoding="utf-8")
-    )
+It is set when an implementation is made, so `hooks` looks for it there.
+"""
+
+ASCEND_CONFIG_SEAMS = (
+    *(
+        seam
+        for seam in CONFIG_SEAMS
+        if seam.module in ("vllm.config", "vllm.envs") and seam.attribute != "SpeculativeConfig"
+    ),
+    Seam(
+        module="vllm.config",
+        attribute="SpeculativeConfig",
+        fields=("method",),
+        use="refusing what KVPP cannot serve, before anything is loaded",
+    ),
+)
+"""What `checks` reads from a configuration, as vLLM 0.23 has it."""
