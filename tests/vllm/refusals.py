@@ -133,17 +133,19 @@ def row_outcome(directory: Path, config: dict[str, Any], runner: str) -> str:
     """The worker class and the Model Runner, or what was raised."""
     environ = config.pop("env", {}) | {"VLLM_USE_V2_MODEL_RUNNER": str(int(runner == "V2"))}
     finished, kvpp = config.pop("finished", {}), config.pop("kvpp", None)
+    with_ascend = importing(directory / "ascend") if config.pop("vllm_ascend", False) else nullcontext()
     with_graphs = keeping_graphs() if config.pop("graphs", False) else nullcontext()
     settings = {
         "model": str(directory / config.pop("model")),
         "ranks": config.pop("tensor_parallel_size", 2),
         "eager": config.pop("enforce_eager", True),
     }
-    with variables(**environ), with_graphs:
+    with variables(**environ), with_graphs, with_ascend as worker:
         try:
             made = configuration(**settings, additional={}, **config)
         except Exception as error:
             return f"vLLM refuses it: {type(error).__name__}: {error}"
+        made.parallel_config.worker_cls = worker or made.parallel_config.worker_cls
         for place, value in finished.items():
             part, _, name = place.partition(".")
             setattr(getattr(made, part), name, value)
@@ -300,12 +302,19 @@ def on_cuda(mla: str) -> dict[str, str]:
 
 def ascend(mla: str, directory: Path) -> str:
     """With the stand-in for vllm-ascend that `directory` holds."""
+    with importing(directory) as worker:
+        return changed(mla, "parallel_config", "worker_cls", worker)
+
+
+@contextmanager
+def importing(directory: Path) -> Iterator[str]:
+    """Let the stand-in for vllm-ascend of `directory` be found for a while; gives its worker class."""
     sys.path.insert(0, str(directory))
     try:
-        return changed(mla, "parallel_config", "worker_cls", "vllm_ascend.worker.worker.NPUWorker")
+        yield "vllm_ascend.worker.worker.NPUWorker"
     finally:
         sys.path.remove(str(directory))
-        del sys.modules["vllm_ascend"]
+        sys.modules.pop("vllm_ascend", None)
 
 
 def worker(mla: str) -> dict[str, str]:

@@ -17,6 +17,9 @@ from kvpp_vllm.checks import WORKERS
 from tests.support.vllm_cpu import REPOSITORY
 from tests.vllm.refusals import row_configurations
 
+ELSEWHERE = ("make test-npu", "make test-versions")
+"""Places with an environment of their own, where tests are not collected but read."""
+
 REFUSED = "NotActiveError: KVPP was asked for and cannot be active: "
 
 
@@ -28,7 +31,13 @@ def table() -> Table:
 @pytest.fixture(scope="module")
 def collected(table) -> dict[str, list[str]]:
     """Ids of the tests in all files that the table names: those that `make test` takes, and those it leaves."""
-    files = {file_of(name) for row in table.rows for place in row.tests for name in row.tests[place]}
+    files = {
+        file_of(name)
+        for row in table.rows
+        for place in row.tests
+        for name in row.tests[place]
+        if place not in ELSEWHERE
+    }
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "tests.support.collected"]
     done = subprocess.run(
         [*command, *(str(path) for path in sorted(files) if (REPOSITORY / path).is_file())],
@@ -57,6 +66,13 @@ def named(name: str, ids: list[str]) -> list[str]:
     return [test for test in mine if whole == path or test == whole or test.startswith(f"{whole}[")]
 
 
+def defined(name: str) -> bool:
+    """Whether the file of a name is there, and defines its test."""
+    file, _, test = name.partition("::")
+    path = REPOSITORY / "tests" / file
+    return path.is_file() and (not test or f"\ndef {test}(" in path.read_text())
+
+
 def recipe(target: str) -> str:
     """What a target of the Makefile runs, and all that its lines name."""
     text = (REPOSITORY / "Makefile").read_text()
@@ -71,10 +87,10 @@ def misplaced(row: Row, collected: dict[str, list[str]]) -> list[str]:
         for name in names:
             file = file_of(name)
             taken, left = (named(name, collected[key]) for key in ("taken", "left"))
-            if place == "make test-npu" or place == "make test-versions":
+            if place in ELSEWHERE:
                 folders = [str(file), *(f"{folder}" for folder in file.parents)][:-2]
                 there = any(re.search(rf"\b{folder}/?(\s|$)", recipe(place[5:])) for folder in folders)
-                if not (there and (REPOSITORY / file).is_file()):
+                if not (there and defined(name)):
                     wrong.append(f"{place} does not run {name}")
             elif not taken + left:
                 wrong.append(f"there is no test {name}")
@@ -155,6 +171,7 @@ def test_what_has_run_names_what_ran_it(table):
         ("make test-all", "vllm/test_vllm_tokens.py", "make test runs"),
         ("make test-versions", "vllm/test_soak.py", "make test-versions does not run"),
         ("make test-npu", "vllm/test_vllm_tokens.py", "make test-npu does not run"),
+        ("make test-npu", "npu/test_npu_dense.py::test_no_such", "make test-npu does not run"),
         ("by hand", "vllm/test_no_such.py", "there is no test"),
     ],
 )
