@@ -125,7 +125,7 @@ class SparseBackend(XPUMLASparseBackend):
 
 def pack(rows: torch.Tensor) -> torch.Tensor:
     """(tokens, 576) float → (tokens, 656) bytes: 512 fp8 values, 4 fp32 scales, 64 bf16 rotary values."""
-    tiles = rows[:, :LATENT].float().view(len(rows), -1, TILE)
+    tiles = rows[:, :LATENT].float().unflatten(-1, (LATENT // TILE, TILE))
     scales = tiles.abs().amax(-1, keepdim=True).clamp(min=1e-4) / FP8_MAX
     values = (tiles / scales).to(torch.float8_e4m3fn).view(torch.uint8).flatten(1)
     rotary = rows[:, LATENT:].bfloat16().contiguous().view(torch.uint8)
