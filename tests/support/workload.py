@@ -148,7 +148,8 @@ def run_workloads(workloads: Sequence[Workload], *, timeout_s: float = 840) -> l
         if first.runner == 2:
             extra |= model_runner_v2(place / "plugin")
         if first.sparse:
-            sparse_models.plugin(place / "plugin")
+            kernels = "sparse_cpu" if first.device is None else "gpu_platform.sparse"
+            sparse_models.plugin(place / "plugin", f"tests.support.{kernels}")
         with (place / "log.txt").open("wb") as log:
             process = start_in_own_group(command, first.workers, extra, log)
             try:

@@ -11,7 +11,7 @@ from vllm.v1.attention.ops import merge_attn_states
 from vllm.v1.worker import gpu_worker
 
 from tests.device.build import NAME
-from tests.support.gpu_platform import FAULTS, Faults, attention, faults
+from tests.support.gpu_platform import FAULTS, Faults, attention, experts, faults
 
 
 def register() -> None:
@@ -38,6 +38,7 @@ def register() -> None:
     gpu_worker.Worker.set_faults = _set_faults
     gpu_worker.kernel_warmup = lambda worker: None  # kernels of GPUs, and models that need torchvision
     ops.gather_and_maybe_dequant_cache = attention.gather_context
+    experts.register()
     for module in (merge_attn_states, mla_attention):
         module.merge_attn_states = merge_attn_states._merge_attn_states_torch
 
