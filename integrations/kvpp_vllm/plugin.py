@@ -43,7 +43,8 @@ def activate(vllm_config: Any) -> None:
     Raises NotActiveError if KVPP is asked for and cannot be active.
     """
     parallel = vllm_config.parallel_config
-    ascend = str(parallel.worker_cls).startswith("vllm_ascend.")
+    # A configuration that is made from one that was looked at has the worker of this plugin already.
+    ascend = str(parallel.worker_cls).startswith(("vllm_ascend.", "kvpp_vllm.ascend."))
     read = read_settings if ascend else read_config
     try:
         config = read(vllm_config.additional_config)

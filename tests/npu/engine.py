@@ -121,15 +121,16 @@ def off_on_control(
 
 def same(one: Outcome, other: Outcome) -> int:
     """How many requests have the same tokens and the same logprobs, to the bit. Raises AssertionError for an error."""
-    assert (one.error, other.error) == (None, None), (
-        one.error,
-        other.error,
-        one.log[-3000:],
-        other.log[-3000:],
-    )
+    for outcome in (one, other):
+        assert outcome.error is None, f"{outcome.error}\n" + "\n".join(_telling(outcome.log))
     assert len(one.tokens) == len(other.tokens) > 0
     pairs = zip(one.tokens, one.logprobs, other.tokens, other.logprobs, strict=True)
     return sum(a == c and b == d for a, b, c, d in pairs)
+
+
+def _telling(log: str) -> list[str]:
+    """The lines that may say why an engine has failed."""
+    return [line[-300:] for line in log.splitlines() if "Error" in line or "error:" in line][-12:]
 
 
 def _outcome(found: dict[str, Any], log: str) -> Outcome:

@@ -21,10 +21,13 @@ def two_rounds(max_tokens: int = 8) -> list[list[Request]]:
 
 
 def coming_and_going() -> list[list[Request]]:
-    """Requests that arrive while others run; one is aborted with tokens, one as soon as it has arrived."""
-    lengths = (150, 300, 40, 260, 130, 90)
+    """Requests that arrive while others run; one is aborted with tokens, one as soon as it has arrived.
+
+    Most of them grow into another block, with all blocks of a small cache taken.
+    """
+    lengths = (120, 250, 40, 250, 380, 122, 251)
     requests = [
-        Request(prompt=prompt, max_tokens=12, arrival=2 * number)
+        Request(prompt=prompt, max_tokens=12, arrival=number)
         for number, prompt in enumerate(prompts(*lengths, seed=4))
     ]
     requests[2] = replace(requests[2], abort_after=3)

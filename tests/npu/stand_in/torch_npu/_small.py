@@ -170,3 +170,16 @@ def npu_dynamic_block_quant(
 @operator("get_physical_device_id(int device) -> int", space="_C_ascend")
 def get_physical_device_id(device: int) -> int:
     return device
+
+
+# Looked up where vllm-ascend's own operators are found, and never called.
+
+
+@operator("device_print(str text) -> ()", space="_C_ascend")
+def device_print(text: str) -> None:
+    raise NotImplementedError("the stand-in torch_npu prints nothing from the device")
+
+
+@operator("device_print_tensor(Tensor value) -> ()", space="_C_ascend")
+def device_print_tensor(value: Tensor) -> None:
+    raise NotImplementedError("the stand-in torch_npu prints nothing from the device")

@@ -1,14 +1,19 @@
 """Triton kernels on the paths used here, as operators; a plugin of vLLM puts them in place before a worker is made."""
 
+import os
 import sys
 from collections.abc import Callable
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_npu._registry import operator
+
+LIBRARY = "vllm_ascend.vllm_ascend_C"
+"""vllm-ascend's own library, whose operators are the stand-in's."""
 
 
 @operator(
@@ -65,6 +70,10 @@ def register() -> None:
     """Put the kernels in place; vLLM calls this in every process that it starts."""
     import vllm.v1.worker.block_table as stock
 
+    if (
+        os.environ["VLLM_VERSION"] == "0.30.0"
+    ):  # imports its library of operators where it first calls one
+        sys.modules.setdefault(LIBRARY, ModuleType(LIBRARY))
     stock._compute_slot_mapping_kernel = _Kernel(slot_mapping)
     ascend = sys.modules.get("vllm_ascend.worker.block_table")
     if ascend is not None:
