@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 
@@ -42,3 +43,15 @@ def test_the_wheel_brings_the_command_and_the_plugin(tmp_path):
     assert '"capacity_multiplier": 6.34' in run(
         command, "plan", "--preset", "glm-5.2-lic8", "--tp", 8, "--json"
     )
+
+
+def test_the_wheel_is_told_of_every_package():
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    named = settings["tool"]["setuptools"]["packages"]
+    found = [
+        ".".join(path.parent.relative_to(root).parts)
+        for root in (REPOSITORY, REPOSITORY / "integrations")
+        for name in ("kvpp_dag", "kvpp_vllm")
+        for path in (root / name).rglob("__init__.py")
+    ]
+    assert sorted(named) == sorted(found)

@@ -15,8 +15,8 @@ class Attention:
     """Methods of a layer, dotted from the layer itself.
 
     Entering any of `acquire` may be the first access to a bundle; `acquire_indexer` are those that only a
-    layer with an indexer has. Returning from `release` is the last access. `seams` are checked where a
-    layer uses them.
+    layer with an indexer has, and that no compiled model runs: there its operator acquires (`operators`).
+    Returning from `release` is the last access. `seams` are checked where a layer uses them.
     """
 
     acquire: tuple[str, ...]
@@ -46,6 +46,11 @@ MLA = Attention(
             attribute="CustomOp.forward",
             parameters=("args", "kwargs"),
             use="acquire: the one way into a SparseAttnIndexer, whatever the platform",
+        ),
+        Seam(
+            module="vllm.model_executor.layers.sparse_attn_indexer",
+            attribute="sparse_attn_indexer",
+            use="acquire in compiled models: the operator vllm::sparse_attn_indexer, between the pieces",
         ),
     ),
 )

@@ -19,6 +19,22 @@ WORKERS = {
 HOOK_OPS = ("vllm::unified_mla_kv_cache_update", "vllm::unified_mla_attention_with_output")
 """vLLM's custom operators that run a layer's hooks: compiled pieces and CUDA graphs have to end at them."""
 
+INDEXER_OP = "vllm::sparse_attn_indexer"
+"""One more with sparse attention: it comes first, and writes and reads the indexer's cache."""
+
+
+def end_pieces_at_hooks(vllm_config: Any) -> None:
+    """Let compiled pieces end at the indexer's operator too, as vLLM's own choice does.
+
+    A list of the user's that names the two operators of MLA is completed.
+    """
+    compilation = vllm_config.compilation_config
+    if not (_sparse(vllm_config.model_config) and _splits(compilation)):
+        return
+    ends = compilation.splitting_ops
+    if INDEXER_OP not in ends and all(op in ends for op in HOOK_OPS):
+        compilation.splitting_ops = [*ends, INDEXER_OP]
+
 
 def refusals(vllm_config: Any) -> Iterator[str]:
     """Why this configuration cannot run with KVPP; nothing if it can."""
@@ -58,15 +74,16 @@ def _graphs(model: Any, compilation: Any) -> Iterator[str]:
     """A replayed graph runs no Python, so every hook has to lie between the pieces that are captured."""
     from vllm import envs  # noqa: PLC0415 - vLLM is there only when a configuration is being made
     from vllm.config import CompilationMode  # noqa: PLC0415
+    from vllm.platforms import current_platform  # noqa: PLC0415
 
     mode = compilation.cudagraph_mode
     eager = compilation.mode == CompilationMode.NONE and not mode
     if eager:
         return
-    if getattr(model.hf_text_config, "index_topk", None) is not None:
+    if mode and _sparse(model) and (current_platform.is_cuda() or current_platform.is_rocm()):
         yield (
-            f"model {model.model!r} has sparse attention, whose first cache access can lie inside a "
-            "compiled piece; add --enforce-eager"
+            f"model {model.model!r} has sparse attention, whose fused kernels on this platform write both "
+            f"caches inside a captured piece (cudagraph_mode {mode.name}); add --enforce-eager"
         )
     if mode and mode.has_full_cudagraphs():
         yield (
@@ -83,13 +100,23 @@ def _graphs(model: Any, compilation: Any) -> Iterator[str]:
             "Inductor's graph partition captures the KV cache update together with the per-layer hook; "
             "set use_inductor_graph_partition to false in --compilation-config, or add --enforce-eager"
         )
-    # Only this mode splits, and captures pieces; in the others the operators are called one by one.
-    splits = compilation.mode == CompilationMode.VLLM_COMPILE
+    splits = _splits(compilation)
     if missing := [op for op in HOOK_OPS if splits and op not in compilation.splitting_ops]:
         yield (
             f"splitting_ops lacks {missing[0]}, so the per-layer hook would lie inside a compiled piece; "
             "leave splitting_ops and fuse_attn_quant out of --compilation-config, or add --enforce-eager"
         )
+
+
+def _sparse(model: Any) -> bool:
+    return getattr(model.hf_text_config, "index_topk", None) is not None
+
+
+def _splits(compilation: Any) -> bool:
+    """Whether vLLM splits, and captures pieces; in its other modes the operators are called one by one."""
+    from vllm.config import CompilationMode  # noqa: PLC0415
+
+    return bool(compilation.mode == CompilationMode.VLLM_COMPILE)
 
 
 def _parallelism(parallel: Any) -> Iterator[str]:

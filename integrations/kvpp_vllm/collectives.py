@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpp_dag.errors import ConfigError, NotActiveError
-from kvpp_dag.runtime import judge_nccl, prepare_nccl, uses_nccl
-from kvpp_dag.runtime.nccl import find_nccl
+from kvpp_dag.runtime import find_nccl, judge_nccl, prepare_nccl, uses_nccl
 from kvpp_vllm.config_seams import NCCL_SEAMS
 from kvpp_vllm.seams import check_seams
 

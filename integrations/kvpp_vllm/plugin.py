@@ -12,7 +12,7 @@ from kvpp_dag.errors import KvppError, NotActiveError
 from kvpp_vllm.ascend.checks import ascend_refusals
 from kvpp_vllm.ascend.own import SETTINGS, own_kvpp, read_settings
 from kvpp_vllm.ascend.seams import ASCEND_CONFIG_SEAMS, ASCEND_VERSIONS
-from kvpp_vllm.checks import WORKERS, refusals
+from kvpp_vllm.checks import WORKERS, end_pieces_at_hooks, refusals
 from kvpp_vllm.config import read_config
 from kvpp_vllm.config_seams import CONFIG_SEAMS
 from kvpp_vllm.seams import check_seams
@@ -74,4 +74,6 @@ def activate(vllm_config: Any) -> None:
     reasons = list((ascend_refusals if ascend else refusals)(vllm_config))
     if reasons:
         raise NotActiveError(f"KVPP was asked for and cannot be active: {'; '.join(reasons)}.")
+    if not ascend:
+        end_pieces_at_hooks(vllm_config)
     parallel.worker_cls = WORKERS.get(parallel.worker_cls, parallel.worker_cls)

@@ -31,12 +31,12 @@ from kvpp_vllm.blocks import BlockBook
 from kvpp_vllm.config import KvppConfig
 from kvpp_vllm.dumps import write_graphs
 from kvpp_vllm.history import has_history
-from kvpp_vllm.hooks import hook_layers
 from kvpp_vllm.tracing import RankTrace
 
 logger = logging.getLogger("vllm.kvpp")
 T = TypeVar("T")
-HookLayers = Callable[[ForwardPass, Mapping[str, Any]], None]
+HookLayers = Callable[[ForwardPass, Mapping[str, Any]], Any]
+"""Hooks the engine's layers, by name, into a forward; what it returns is kept as long as they are used."""
 
 
 class KvppRank:
@@ -68,6 +68,7 @@ class KvppRank:
         self._arena: Arena | None = None
         self._forward: ForwardPass | None = None
         self._book: BlockBook | None = None
+        self._hooks: Any = None
         self._available = 0
 
     def budget(self, available: int, specs: Sequence[CacheSpec], *, override: int | None) -> int:
@@ -111,11 +112,12 @@ class KvppRank:
         self._book = BlockBook(num_blocks=kv_cache_config.num_blocks, block_size=size)
         return self._arena
 
-    def start(self, layers: Mapping[str, Any], *, hook: HookLayers = hook_layers) -> None:
+    def start(self, layers: Mapping[str, Any], *, hook: HookLayers) -> None:
         """Compile and verify the forwards, agree with the other ranks, check that they work, and hook the layers.
 
-        Raises DivergenceError if ranks have planned differently, and SelfCheckError if what was sent is not
-        what arrived. Nothing of it is left on the device when it returns.
+        `hook` hooks `layers`, the engine's by name. Raises DivergenceError if ranks have planned
+        differently, and SelfCheckError if what was sent is not what arrived. Nothing of it is left on the
+        device when it returns.
         """
         if self._arena is None:
             raise NotActiveError(
@@ -155,7 +157,7 @@ class KvppRank:
         # An engine may run its forwards on another current stream than this one, which made the arena.
         streams.compute.synchronize(2 * timeout)
         self.trace.start(self._planned(), self._arena.num_blocks, self._forward.synchronize)
-        hook(self._forward, layers)
+        self._hooks = hook(self._forward, layers)
         if self.config.trace_dir:
             write_graphs(self.config.trace_dir, self._forward.graphs, name=self.trace.name)
         if self.config.skip_broadcasts:

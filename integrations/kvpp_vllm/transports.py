@@ -1,6 +1,5 @@
 """Which transport the ranks of a KVPP group use: decided once, by all of them together."""
 
-import datetime
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -16,8 +15,8 @@ from kvpp_dag.runtime import (
     gather_bytes,
     group_backend,
     host_identity,
-    nccl_options,
-    uses_nccl,
+    new_group,
+    warm_up,
 )
 from kvpp_vllm.config import KvppConfig, TransportKind
 
@@ -38,7 +37,7 @@ def make_transport(
     """
     device = torch.device(device)
     groups = _group_count(config, device)
-    group = _new_group(config, ranks, device)
+    group = new_group(ranks, device.type, timeout=config.timeout_s)
     if _shares_memory(config, group, ranks, device):
         logger.info("KVPP sends through shared memory (transport: %s).", config.transport)
         return SharedMemoryTransport(
@@ -55,7 +54,7 @@ def make_transport(
     )
     if device.type != "cpu":
         warm_up(group, ranks, device)
-    more = [_new_group(config, ranks, device) for _ in range(groups - 1)]
+    more = [new_group(ranks, device.type, timeout=config.timeout_s) for _ in range(groups - 1)]
     return ProcessGroupTransport(group, ranks, more_groups=more)
 
 
@@ -88,26 +87,3 @@ def _shares_memory(
             f"{device}); set it to auto or process_group."
         )
     return serves
-
-
-def warm_up(group: dist.ProcessGroup, ranks: Sequence[int], device: torch.device) -> None:
-    """Let every rank send once, and wait for it.
-
-    An accelerator's library connects ranks, loads kernels and takes memory when they are first used, and while
-    it does must not meet the engine's collectives.
-    """
-    token = torch.zeros(1, device=device)
-    for owner in ranks:
-        dist.broadcast(token, owner, group)
-    torch.accelerator.synchronize(device)
-
-
-def _new_group(config: KvppConfig, ranks: Sequence[int], device: torch.device) -> dist.ProcessGroup:
-    group: dist.ProcessGroup = dist.new_group(
-        list(ranks),
-        timeout=datetime.timedelta(seconds=config.timeout_s),
-        backend=group_backend(device.type),
-        pg_options=nccl_options() if uses_nccl(device.type) else None,
-        use_local_synchronization=True,
-    )
-    return group

@@ -4,14 +4,17 @@ vLLM's executor makes the class that `parallel_config.worker_cls` names; being t
 KVPP active, so it cannot be left out silently.
 """
 
+from functools import partial
 from typing import Any
 
+from vllm.config import CompilationMode
 from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.v1.worker.gpu_worker import Worker
 
 from kvpp_dag.errors import NotActiveError
 from kvpp_vllm.collectives import prepare_collectives
 from kvpp_vllm.config import read_config
+from kvpp_vllm.hooks import hook_layers
 from kvpp_vllm.rank import KvppRank
 from kvpp_vllm.runners import RunnerKind, after_state_update, allocating, runner_kind
 from kvpp_vllm.seams import GPU_SEAMS, Seam, check_seams
@@ -58,5 +61,8 @@ class KvppWorker(KvppSteps, Worker):  # type: ignore[misc]
         """Initialise the KV cache on KVPP's storage, then start KVPP."""
         with allocating(self.kvpp_runner, self.kvpp.allocate):
             super().initialize_from_config(kv_cache_config)
-        self.kvpp.start(self.vllm_config.compilation_config.static_forward_context)
+        compilation = self.vllm_config.compilation_config
+        compiled = compilation.mode != CompilationMode.NONE
+        hook = partial(hook_layers, compiled=compiled)
+        self.kvpp.start(compilation.static_forward_context, hook=hook)
         after_state_update(self.kvpp_runner, self.model_runner, self.kvpp.step)

@@ -6,7 +6,7 @@ from typing import NoReturn
 import typer
 
 from kvpp_dag import __version__
-from kvpp_dag.cli import demo, diff, explain, export, graphs, plans, report
+from kvpp_dag.cli import check_device, demo, diff, explain, export, graphs, plans, report
 from kvpp_dag.errors import KvppError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app.command("plan")(plans.plan)
 app.command("graph")(graphs.graph)
 app.command("verify")(graphs.verify)
 app.command("demo")(demo.demo)
+app.command("check-device")(check_device.check_device)
 app.command("explain")(explain.explain)
 app.command("diff")(diff.diff)
 app.command("export")(export.export)

@@ -6,6 +6,7 @@ free of races and deadlocks, `lower` turns it into the flat program that the run
 
 from kvpp_dag.graph.build import build_collectives, build_forward
 from kvpp_dag.graph.dot import to_dot
+from kvpp_dag.graph.finding import Finding
 from kvpp_dag.graph.json import from_json, to_json, to_networkx
 from kvpp_dag.graph.lower import Program, Step, Wait, lower
 from kvpp_dag.graph.nodes import (
@@ -23,7 +24,7 @@ from kvpp_dag.graph.nodes import (
 )
 from kvpp_dag.graph.sequence import ensure_sound, verify_sequences
 from kvpp_dag.graph.text import from_text, to_text
-from kvpp_dag.graph.verify import Finding, verify, verify_alone, verify_group
+from kvpp_dag.graph.verify import verify, verify_alone, verify_group
 
 __all__ = [
     "COMPUTE_STREAM",

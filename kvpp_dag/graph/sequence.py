@@ -9,9 +9,10 @@ across the border is what buffers hold there.
 from collections.abc import Iterator, Sequence
 
 from kvpp_dag.errors import UnsoundGraphError
+from kvpp_dag.graph.finding import Finding
 from kvpp_dag.graph.nodes import COMPUTE_STREAM, Graph
 from kvpp_dag.graph.order import Cycle, Order, order_of
-from kvpp_dag.graph.verify import Finding, verify, verify_alone
+from kvpp_dag.graph.verify import verify, verify_alone
 
 
 def ensure_sound(graphs: Sequence[Graph]) -> None:

@@ -10,37 +10,21 @@ same rules as a compiled one.
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 
+from kvpp_dag.graph.collectives import collective_order
+from kvpp_dag.graph.finding import Finding
 from kvpp_dag.graph.nodes import (
-    KVPP_GROUP,
     SCRATCH,
     STAGING,
     TRANSFERS,
-    Collectives,
     Graph,
     Kind,
-    Node,
 )
 from kvpp_dag.graph.order import Cycle, Order, cycle_one_at_a_time, order_of
 
 MAX_FINDINGS = 1000
 """Races, and wrong contents, that are looked for in one rank's graph; there can be millions."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One reason why a graph is unsound.
-
-    `rule` is `race`, `deadlock`, `content`, `unjoined` or `collectives`; `nodes` are the nodes
-    concerned (for a race exactly the two that no path orders).
-    """
-
-    rule: str
-    rank: int
-    nodes: tuple[str, ...]
-    message: str
 
 
 def verify(graph: Graph, following: Graph | None = None) -> tuple[Finding, ...]:
@@ -275,61 +259,3 @@ def _content_problem(forwards: _Labelled, buffer: str, j: int, last: int | None)
     if buffer.startswith(STAGING) and len(pieces) > 1:
         return f"but {forwards.name(last)}, which wrote it last, carries another piece of the layer"
     return None
-
-
-def collective_order(graphs: Sequence[Graph | Collectives]) -> Iterator[Finding]:
-    """Differences between the sequences of collectives of all groups, which would deadlock or corrupt."""
-    if not graphs:
-        return
-    first = graphs[0]
-    expected = list(map(_meaning, first.issued))
-    seen = {first.rank}
-    for graph in graphs[1:]:
-        problem, nodes = _difference(first, expected, graph, seen)
-        seen.add(graph.rank)
-        if problem:
-            yield Finding(
-                rule="collectives",
-                rank=graph.rank,
-                nodes=nodes,
-                message=f"collective order of ranks {first.rank} and {graph.rank}: {problem}.",
-            )
-
-
-_Meaning = tuple[str, int | None, int | None, int, tuple[str, ...]]
-"""What must be equal on all ranks: id, layer, owner, bytes and groups of a node that issues collectives."""
-
-
-def _meaning(node: Node) -> _Meaning:
-    return node.id, node.layer, node.owner, node.bytes, node.groups
-
-
-def _described(meaning: _Meaning) -> str:
-    name, layer, owner, nbytes, groups = meaning
-    if groups != (KVPP_GROUP,):
-        return f"{name} (collectives of {', '.join(groups)})"
-    return f"{name} (layer {layer}, owner {owner}, {nbytes} bytes)"
-
-
-def _difference(
-    first: Graph | Collectives,
-    expected: list[_Meaning],
-    graph: Graph | Collectives,
-    seen: set[int],
-) -> tuple[str | None, tuple[str, ...]]:
-    if graph.rank in seen:
-        return f"rank {graph.rank} was given twice", ()
-    if graph.ranks != first.ranks or graph.layout_hash != first.layout_hash:
-        return (
-            f"they were planned differently ({first.ranks} ranks, layout {first.layout_hash}, "
-            f"against {graph.ranks} ranks, layout {graph.layout_hash})"
-        ), ()
-    actual = list(map(_meaning, graph.issued))
-    for place, (left, right) in enumerate(zip(expected, actual, strict=False)):
-        if left != right:
-            return (
-                f"at place {place} one issues {_described(left)} and the other {_described(right)}"
-            ), (left[0], right[0])
-    if len(expected) != len(actual):
-        return f"one issues {len(expected)} collectives and the other {len(actual)}", ()
-    return None, ()

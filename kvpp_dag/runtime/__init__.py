@@ -11,11 +11,12 @@ from kvpp_dag.runtime.canary import VerifyingTransport
 from kvpp_dag.runtime.compile import compile_forwards
 from kvpp_dag.runtime.executor import Executor, State
 from kvpp_dag.runtime.forward import ForwardPass
+from kvpp_dag.runtime.groups import new_group, warm_up
 from kvpp_dag.runtime.kinds import Streams, make_streams
 from kvpp_dag.runtime.links import host_identity
 from kvpp_dag.runtime.local import LocalGroup, LocalTransport
 from kvpp_dag.runtime.manual import ManualStream
-from kvpp_dag.runtime.nccl import judge_nccl, nccl_options, prepare_nccl
+from kvpp_dag.runtime.nccl import find_nccl, judge_nccl, prepare_nccl
 from kvpp_dag.runtime.observer import Observer
 from kvpp_dag.runtime.payload import Costs, Payload
 from kvpp_dag.runtime.process_group import ProcessGroupTransport, gather_bytes
@@ -56,13 +57,15 @@ __all__ = [
     "check_forwards",
     "compile_forwards",
     "find_accelerator",
+    "find_nccl",
     "gather_bytes",
     "group_backend",
     "host_identity",
     "judge_nccl",
     "make_streams",
     "measure_costs",
-    "nccl_options",
+    "new_group",
     "prepare_nccl",
     "uses_nccl",
+    "warm_up",
 ]

@@ -11,7 +11,7 @@ from kvpp_dag.graph import (
     build_forward,
     ensure_sound,
 )
-from kvpp_dag.graph.verify import collective_order
+from kvpp_dag.graph.collectives import collective_order
 from kvpp_dag.plan import StagePlan
 from kvpp_dag.runtime.payload import FULL, NOTHING, Kind, Way
 

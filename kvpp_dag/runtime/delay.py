@@ -35,6 +35,10 @@ class Delay:
             taken = self._once()
         self._repeats = ceil(max(1.0, seconds / taken))
 
+    def double(self) -> None:
+        """Take twice as long from now on."""
+        self._repeats *= 2
+
     def __call__(self) -> None:
         """Submit the work."""
         for _ in range(self._repeats):

@@ -120,6 +120,11 @@ class ForwardPass:
         return self._active
 
     @property
+    def held(self) -> int | None:
+        """The layer that was acquired and not yet released, if there is one."""
+        return self._held
+
+    @property
     def signature(self) -> bytes:
         """16 bytes that all ranks must share before the first forward: layout, blocks, what is sent and how."""
         graph = self.graphs[FULL]

@@ -10,6 +10,7 @@ that whatever is not held back goes wrong. The device compares, and the host loo
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpp_dag.errors import DivergenceError, SelfCheckError, TransferError
-from kvpp_dag.graph import COMPUTE_STREAM, COPY_STREAM, TRANSFER_STREAM
+from kvpp_dag.graph import COMPUTE_STREAM, COPY_STREAM, TRANSFER_STREAM, Policy
 from kvpp_dag.plan.stage import ceil_div
 from kvpp_dag.runtime.accelerator import AcceleratorStream
 from kvpp_dag.runtime.arena import Arena
@@ -26,7 +27,7 @@ from kvpp_dag.runtime.delay import Delay
 from kvpp_dag.runtime.forward import ForwardPass
 from kvpp_dag.runtime.kinds import Streams
 from kvpp_dag.runtime.known_bytes import KnownBytes
-from kvpp_dag.runtime.payload import NOTHING, BlocksInUse, Ids, Kind, Way, blocks_in_use
+from kvpp_dag.runtime.payload import FULL, NOTHING, BlocksInUse, Ids, Kind, Way, blocks_in_use
 from kvpp_dag.runtime.streams import Stream
 from kvpp_dag.runtime.transport import Transport
 
@@ -36,14 +37,20 @@ LARGEST = 128 << 20
 FEWEST_BLOCKS = 4
 """Blocks compared of each layer, where the cache has them; more where there are more chunks to fill."""
 
-LAYERS_LATE = 4
-"""How long a delay is: as long as so many layers take this host."""
+LAYERS_LATE = 3
+"""How long a delay is at first: so many times what the slowest layer of a forward in time takes this host."""
 
-SHORTEST, LONGEST = 1e-3, 10e-3
+SHORTEST, LONGEST = 1e-3, 8e-3
 """Bounds of a delay, in seconds."""
 
-PER_FORWARD = 15e-3
-"""Seconds of delays in one forward: with many layers the layers take turns from forward to forward."""
+PER_FORWARD, LEAST_LATE = 15e-3, 5
+"""Seconds of delays in one forward, and layers that are late at least: with more, layers take turns."""
+
+MANY_CHUNKS = 2
+"""Chunks up to which each stream is late in turn with many layers too."""
+
+FEWEST_LATE, FEW_LAYERS = 12, 16
+"""Forwards that are late at least, so that with few kinds each is repeated; and layers up to which it is anyway."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +69,16 @@ class SelfCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class _Rehearsal:
-    """A forward of the self check; `late` is the stream that is delayed in it, if any."""
+    """A forward of the self check; `late` is the stream that is delayed in it, if any.
+
+    It is delayed on a layer's owner or on all others, in turns from layer to layer, since a rank that comes late
+    to a collective holds up all of them. `turn` is that of layer 0: 0 for its owner.
+    """
 
     kind: Kind
     blocks: BlocksInUse
-    late: str | None
+    late: str | None = None
+    turn: int = 0
 
 
 def check_forwards(
@@ -113,8 +125,11 @@ class _Check:
         self._known = KnownBytes(arena, [r.blocks.used for r in self.rehearsals])
         self._delay = Delay(arena.device, streams.compute, timeout=timeout)
         # A worker of the host has a whole forward already when its first hook runs.
-        self._late_hooks = isinstance(streams.transfer, AcceleratorStream)
+        self._on_device = isinstance(streams.transfer, AcceleratorStream)
+        self._seconds = SHORTEST  # of a delay
+        self._too_short = False  # whether one was, in this forward
         self._per_forward = 0  # layers that are late in one forward
+        self._delays: deque[tuple[int, Any]] = deque()  # their ends, by the layer to be submitted before
 
     def run(self) -> str | None:
         """Run all forwards; what was wrong, in a sentence, or None."""
@@ -143,18 +158,19 @@ class _Check:
 
     def _run_in_time(self) -> None:
         """The forwards without delays, after which it is known how long delays have to be."""
-        quickest = LONGEST * self._forward.plan.depth
-        layers = len(self._arena.plan.bundles)
+        slowest = 0.0
         for number, rehearsal in enumerate(self.rehearsals):
             if rehearsal.late is None:
-                started = time.perf_counter()
-                self._rehearse(number)
-                if rehearsal.kind != NOTHING:
-                    quickest = min(quickest, (time.perf_counter() - started) / layers)
+                slowest = self._rehearse(number)  # the last one counts: those before it warm up
         self._synchronize()
-        seconds = min(max(SHORTEST, LAYERS_LATE * quickest), LONGEST)
-        self._delay.last(seconds)
-        self._per_forward = min(layers, max(1, int(PER_FORWARD / seconds)))
+        self._seconds = min(max(SHORTEST, LAYERS_LATE * slowest), LONGEST)
+        self._delay.last(self._seconds)
+        self._share_out()
+
+    def _share_out(self) -> None:
+        """Let as many layers of a forward be late as its delays may take together."""
+        layers = len(self._arena.plan.bundles)
+        self._per_forward = min(layers, max(LEAST_LATE, int(PER_FORWARD / self._seconds)))
 
     def _run_late(self) -> None:
         """The forwards with delays, which come last; two of them are in flight at a time."""
@@ -162,22 +178,24 @@ class _Check:
             if rehearsal.late is not None:
                 self._rehearse(number)
 
-    def _rehearse(self, number: int) -> None:
-        """Submit one forward, and what an engine's compute would do to the caches."""
+    def _rehearse(self, number: int) -> float:
+        """Submit one forward, and what an engine's compute would do to the caches; seconds of the slowest layer."""
         plan, rank = self._arena.plan, self._arena.rank
+        ahead = plan.depth + (self._forward.graphs[FULL].policy is Policy.ON_RELEASE)
         kind, late = self.rehearsals[number].kind, self.rehearsals[number].late
         beside = self._streams[late] if late in (TRANSFER_STREAM, COPY_STREAM) else None
-        if beside is not None:
-            beside.launch(self._delay)
+        if beside is not None and self._is_late(0, number):
+            self._delay_on(beside, 0)
+        slowest, before = 0.0, time.perf_counter()
         self._forward.rehearse(kind, self.rehearsals[number].blocks)
+        self._look_at_delays(0)
         for bundle in plan.bundles:
             layer, owned = bundle.ordinal, plan.owners[bundle.ordinal] == rank
-            delayed = late is not None and self._is_late(layer, number)
-            if delayed and beside is not None and self._late_hooks:
-                beside.launch(self._delay)
+            if beside is not None and self._on_device and self._is_late(layer + ahead, number):
+                self._delay_on(beside, layer + ahead)
             self._forward.acquire(layer)
-            if delayed and beside is None:
-                self._streams[COMPUTE_STREAM].launch(self._delay)
+            if late == COMPUTE_STREAM and self._is_late(layer, number):
+                self._delay_on(self._streams[COMPUTE_STREAM], layer + ahead)
             if owned or kind != NOTHING:
                 self._known.compare(layer, number)
             if not owned:
@@ -185,12 +203,39 @@ class _Check:
             elif number + 1 < len(self.rehearsals):
                 self._known.write(layer, number + 1)
             self._forward.release(layer)
+            self._look_at_delays(layer)
+            now = time.perf_counter()
+            slowest, before = max(slowest, now - before), now
+        self._look_at_delays(len(plan.bundles) + ahead)
         self._forward.end()
+        if self._too_short and self._seconds < LONGEST:
+            self._seconds *= 2
+            self._delay.double()
+            self._share_out()
+        self._too_short = False
+        return slowest
+
+    def _delay_on(self, stream: Stream[Any], until: int) -> None:
+        """Delay a stream, for longer than it takes the host to submit what follows up to layer `until`."""
+        stream.launch(self._delay)
+        if self._on_device:
+            over = stream.event("the end of a delay")
+            stream.record(over)
+            self._delays.append((until, over))
+
+    def _look_at_delays(self, submitted: int) -> None:
+        """Note whether a delay was over before the host had submitted layer `submitted`."""
+        while self._delays and self._delays[0][0] <= submitted:
+            self._too_short |= self._delays.popleft()[1].query()
 
     def _is_late(self, layer: int, number: int) -> bool:
-        """Whether it is the turn of `layer` to be late in forward `number`: evenly spread, another time others."""
-        layers = len(self._arena.plan.bundles)
-        return (layer + number) * self._per_forward % layers < self._per_forward
+        """Whether this rank is late for `layer` in forward `number`: layers take turns, and so do owners and others."""
+        plan = self._arena.plan
+        layers = len(plan.bundles)
+        if layer >= layers or (layer + number) * self._per_forward % layers >= self._per_forward:
+            return False
+        owned = plan.owners[layer] == self._arena.rank
+        return owned == ((layer + self.rehearsals[number].turn) % 2 == 0)
 
     def _synchronize(self) -> None:
         for stream in self._streams.values():
@@ -219,15 +264,27 @@ def _rehearsals(kinds: Sequence[Kind], arena: Arena) -> Iterator[_Rehearsal]:
     """Three forwards in time, of which the last shows what a layer takes; then every kind with each stream late."""
     blocks = {kind: _some_blocks(kind, arena) for kind in kinds}
     for kind in (*kinds[:2], kinds[1]):
-        yield _Rehearsal(kind=kind, blocks=blocks[kind], late=None)
-    for kind in kinds:
-        late = [COMPUTE_STREAM]
-        if kind != NOTHING:
-            late.append(TRANSFER_STREAM)
-        if kind[0] is Way.PACKED and kind[1] > 1:
-            late.append(COPY_STREAM)
-        for stream in late:
-            yield _Rehearsal(kind=kind, blocks=blocks[kind], late=stream)
+        yield _Rehearsal(kind=kind, blocks=blocks[kind])
+    few = len(arena.plan.bundles) <= FEW_LAYERS
+    late = [(kind, stream) for kind in kinds for stream in _late_streams(kind, few)]
+    turns = 2 if few else 1
+    for turn in range(max(turns, ceil_div(FEWEST_LATE, len(late)))):
+        for kind, stream in late:
+            yield _Rehearsal(kind=kind, blocks=blocks[kind], late=stream, turn=turn)
+
+
+def _late_streams(kind: Kind, few: bool) -> list[str]:
+    """Which streams are late in forwards of a kind, one in each: all that it uses.
+
+    With many layers many chunks take long, and one stream has to do, another for each number of them.
+    """
+    streams = [COMPUTE_STREAM]
+    if kind != NOTHING:
+        streams.append(TRANSFER_STREAM)
+    if kind[0] is Way.PACKED and kind[1] > 1:
+        streams.append(COPY_STREAM)
+    chosen = kind[1].bit_length() % len(streams)
+    return streams if few or kind[1] <= MANY_CHUNKS else [streams[chosen]]
 
 
 def _some_blocks(kind: Kind, arena: Arena) -> BlocksInUse:

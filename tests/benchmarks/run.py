@@ -16,7 +16,7 @@ from rich.table import Table
 from tests import runtime_support
 from tests.benchmarks.rows import Row, check_row
 
-FAMILIES = ("schedulers", "hotpath", "transports", "payload", "growth", "vllm")
+FAMILIES = ("schedulers", "hotpath", "device", "transports", "payload", "growth", "vllm")
 """The modules `bench_NAME`, each with `rows(quick) -> list[Row]`."""
 
 WIDTH = 150

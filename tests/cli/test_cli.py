@@ -119,6 +119,18 @@ def test_dumps_of_all_ranks_pass_together_and_a_changed_owner_does_not(dump, tmp
     assert "collective order of ranks 0 and 1" in done.stdout
 
 
+def test_dumps_whose_hosts_issue_two_groups_in_different_orders_do_not_pass(dump, tmp_path):
+    """Equal broadcasts, and each dump is sound: one rank issues them behind other collectives of the engine."""
+    rank0 = tmp_path / "rank0.txt"
+    kvpp_dag("graph", "--layers", 5, "--tp", 2, "--rank", 0, "--policy", "on_release", "-o", rank0)
+    assert kvpp_dag("verify", rank0).returncode == 0
+    done = kvpp_dag("verify", rank0, dump)
+    assert done.returncode == 1
+    text = " ".join(done.stdout.split())
+    assert "at place 1 one issues broadcast[1]" in text
+    assert "the other prologue (collectives of engine)" in text
+
+
 def test_verify_names_the_two_nodes_of_a_race(dump, tmp_path):
     broken = tmp_path / "broken.json"
     broken.write_text(without(dump, ("completion[2]", "attend[2]")))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from kvpp_dag import check_device
 from kvpp_dag.runtime import find_accelerator
 from tests.device.build import NAME, build_test_device, load_test_device
 
@@ -14,27 +15,22 @@ STALL = 2.0
 """Seconds for which a real device is kept busy where the test device is held until it is let go."""
 
 
-class Device:
+class Device(check_device.Device):
     """A torch device, and what tests do to it. `simulated` says that it is the test device.
 
-    `delay`, `stall` and `fail` are submitted to the current stream.
+    `delay` and `stall` are submitted to the current stream.
     """
 
     def __init__(self, torch_device: torch.device, *, simulated: bool) -> None:
-        self.torch = torch_device
+        super().__init__(torch_device)
         self.simulated = simulated
-        self._work = None if simulated else torch.ones(1024, 1024, device=torch_device)
-        self._rounds_per_second = 0.0 if simulated else self._calibrate()
-
-    def stream(self) -> torch.Stream:
-        return torch.Stream(device=self.torch)
 
     def delay(self, seconds: float) -> None:
-        """Keep the current stream busy for about so long."""
+        """Keep the current stream busy for so long; the test device without the processor."""
         if self.simulated:
             torch.ops.kvpp_device.delay(seconds)
         else:
-            self._spin(int(seconds * self._rounds_per_second))
+            super().delay(seconds)
 
     def stall(self) -> None:
         """Keep the current stream from going on until `resume`, or for STALL seconds on a real device."""
@@ -52,20 +48,6 @@ class Device:
         if self.simulated:
             return torch.ops.kvpp_device.allocations()
         return torch.accelerator.memory_stats()["allocation.all.allocated"]
-
-    def _spin(self, rounds: int) -> None:
-        for _ in range(rounds):
-            torch.mm(self._work, self._work, out=self._result)
-
-    def _calibrate(self) -> float:
-        self._result = torch.empty_like(self._work)
-        start, end = (torch.Event(self.torch, enable_timing=True) for _ in range(2))
-        self._spin(20)
-        start.record()
-        self._spin(200)
-        end.record()
-        torch.accelerator.synchronize()
-        return 200 / (start.elapsed_time(end) / 1000)
 
 
 def open_device(cache: Path | None) -> Device:

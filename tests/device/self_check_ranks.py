@@ -1,7 +1,7 @@
 """Ranks that run the self check on a device, and what is left out or done wrong beneath it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -39,7 +39,7 @@ class Check:
     skip_broadcasts: bool = False
     wrap: Callable[[Transport], Transport] | None = None
     observer: Callable[[int], Observer] | None = None
-    after: Callable[["Rank"], object] = field(default=lambda rank: None)
+    after: Callable[["Rank"], object] | None = None
 
 
 class Rank:
@@ -115,7 +115,7 @@ def run_check(transport: Transport, device: Device, check: Check) -> object:
     with device.stream():
         rank = Rank(device, transport, check)
         checked = rank.check()
-        return checked, check.after(rank)
+        return checked, check.after(rank) if check.after else None
 
 
 def check_ranks(device: Device, ranks: int = 2, **settings: object) -> list[object]:

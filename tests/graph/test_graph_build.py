@@ -17,7 +17,7 @@ from kvpp_dag.graph import (
     verify_group,
     without_edge,
 )
-from kvpp_dag.graph.verify import collective_order
+from kvpp_dag.graph.collectives import collective_order
 from tests.builders import edges, forward, group, stage
 from tests.judge import fault_of
 

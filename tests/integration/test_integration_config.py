@@ -39,6 +39,14 @@ def test_ownership_is_read(ownership):
     assert read(ownership=str(ownership)).ownership is ownership
 
 
+def test_whether_it_checks_itself_is_up_to_the_device_unless_it_is_said():
+    assert read().self_check is None
+    assert read(self_check=True).self_check is True
+    assert read(self_check=False, skip_broadcasts=True).self_check is False
+    with pytest.raises(ConfigError, match="self_check and skip_broadcasts"):
+        read(self_check=True, skip_broadcasts=True)
+
+
 @pytest.mark.parametrize("kind", list(TransportKind))
 def test_the_transport_is_read(kind):
     assert read(transport=str(kind)).transport is kind

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvpp_dag.errors import ConfigError
-from kvpp_dag.runtime import ProcessGroupTransport, SharedMemoryTransport
+from kvpp_dag.runtime import ProcessGroupTransport, SharedMemoryTransport, groups
 from kvpp_vllm import transports
 from kvpp_vllm.config import KvppConfig
 from tests.runtime_support import run_processes
@@ -19,8 +19,8 @@ def choose(transport, settings, *, hosts=1, device="cpu"):
     if hosts > 1:
         transports.host_identity = lambda: os.getpid().to_bytes(32, "big")
     if device != "cpu":  # what an accelerator's build of torch would do is left out
-        transports.group_backend = lambda device_type: "gloo"
-        transports.uses_nccl = lambda device_type: False
+        groups.group_backend = lambda device_type: "gloo"
+        groups.uses_nccl = lambda device_type: False
         transports.warm_up = lambda group, ranks, device: None
     lines = []
     handler = logging.Handler()

@@ -6,6 +6,8 @@ What was cached before is lost: give each phase prompts of its own.
 """
 
 import ctypes
+import threading
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from kvpp_dag.runtime import programs
 from kvpp_dag.runtime.packing import Packing
+from kvpp_vllm import hooks
 from kvpp_vllm.history import has_history
 from kvpp_vllm.rank import KvppRank
 from kvpp_vllm.worker_cpu import KvppCPUWorker
@@ -28,11 +31,17 @@ PHASES = {
     "phase_main_sent": "a broadcast carries the main cache of its bundle only",
     "phase_indexer_sent": "a broadcast carries the indexer cache of its bundle only, if there is one",
     "phase_not_zeroed": "new blocks are not zeroed",
+    "phase_acquired_late": "a compiled model waits where it updates the main cache, not in the indexer's operator, "
+    "and the bundle arrives as late as that",
     "phase_owner_first": "a wrong order: rank 0, which owns the first layer, sends it before it zeroes new blocks",
 }
 
 JOURNAL: list[tuple[str, Any]] = []
 """What a KVPP worker did, in order: ("step", tokens), ("zeroed", blocks) and ("began", whether with history)."""
+
+
+USED: defaultdict[int, threading.Event] = defaultdict(threading.Event)
+"""By ordinal: set when the indexer of a compiled model has used its cache, in the phase in which it comes too early."""
 
 
 class Now:
@@ -52,6 +61,7 @@ def apply() -> None:
     programs.send_bundle = _send_bundle
     _carry_nothing_of_chunks()
     _let_the_owner_be_first()
+    _let_the_indexer_be_early()
     _journal()
 
 
@@ -93,8 +103,12 @@ def _send_bundle(transport: Any, arena: Any, ordinal: int) -> Any:
         view = arena.component(ordinal, component.name).view(-1)
         sends[phase] = transport.prepare(view, owner)
     whole = transport.prepare(arena.cache(ordinal), owner)
+    has_indexer = len(arena.plan.bundles[ordinal].spec.components) > 1
 
     def send() -> None:
+        if Now.phase == "phase_acquired_late" and has_indexer:
+            USED[ordinal].clear()
+            USED[ordinal].wait(1)  # it may have been used already
         sends.get(Now.phase, whole)()
 
     return send
@@ -120,9 +134,9 @@ def _let_the_owner_be_first() -> None:
     stock_update, begin, start = GPUModelRunner._update_states, KvppRank.begin, KvppRank.start
     ranks: list[KvppRank] = []
 
-    def started(self: KvppRank, layers: Any) -> None:
+    def started(self: KvppRank, layers: Any, **more: Any) -> None:
         ranks.append(self)
-        start(self, layers)
+        start(self, layers, **more)
 
     def update_states(self: Any, scheduler_output: Any) -> Any:
         first = Now.phase == "phase_owner_first" and ranks and ranks[0].rank == 0
@@ -140,6 +154,40 @@ def _let_the_owner_be_first() -> None:
 
     KvppRank.start, KvppRank.begin = started, begin_unless_begun
     GPUModelRunner._update_states = update_states
+
+
+class _UnhookedOperator:
+    """What the indexer's operator sees of the forward: in the phase, as if none were in flight."""
+
+    def __init__(self, forward: Any) -> None:
+        self._forward = forward
+
+    @property
+    def active(self) -> bool:
+        return self._forward.active and Now.phase != "phase_acquired_late"
+
+    def acquire(self, layer: int) -> None:
+        self._forward.acquire(layer)
+
+
+def _let_the_indexer_be_early() -> None:
+    in_op, checked = hooks.acquire_in_indexer_op, hooks._acquired_before
+
+    def acquire_in_indexer_op(forward: Any, ordinals: Any) -> Any:
+        return in_op(_UnhookedOperator(forward), ordinals)
+
+    def acquired_before(forward: Any, ordinal: int, original: Any) -> Any:
+        right, late = (wrap(forward, ordinal, original) for wrap in (checked, hooks._acquiring))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if Now.phase != "phase_acquired_late":
+                return right(*args, **kwargs)
+            USED[ordinal].set()
+            return late(*args, **kwargs)
+
+        return call
+
+    hooks.acquire_in_indexer_op, hooks._acquired_before = acquire_in_indexer_op, acquired_before
 
 
 def _journal() -> None:

@@ -69,13 +69,13 @@ def environment(directory: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(plugin(directory))}
 
 
-def plugin(directory: Path) -> Path:
-    """Write an entry point of vLLM's plugin group that names `sparse_cpu.register` into `directory`, and return it."""
+def plugin(directory: Path, module: str = "tests.support.sparse_cpu") -> Path:
+    """Write an entry point of vLLM's plugin group that names `register` of `module` into `directory`, and return it."""
     info = directory / "kvpp_sparse_cpu-0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvpp-sparse-cpu\nVersion: 0\n")
     (info / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\nkvpp_sparse_cpu = tests.support.sparse_cpu:register\n"
+        f"[vllm.general_plugins]\nkvpp_sparse_cpu = {module}:register\n"
     )
     return directory
 

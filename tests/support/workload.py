@@ -50,6 +50,8 @@ class Workload:
     runner: 1 or 2, for Model Runner V1 or V2.
     sparse: the model is one of `sparse_models`, whose kernels are test support's.
     device: the library of the test device, on which the engine then runs with vLLM's GPU worker; see `gpu_platform`.
+    faults: on a test device, for each round in order, the fields of the `gpu_platform.Faults` that act from then on.
+    refused: the engine is not to start; then nothing is asked of it, and the outcome's log says why.
     before: a function of one argument, as "module:name", called with the worker in every worker before the rounds.
     engine, environment, restore, rpc: as in `EngineSpec`.
     """
@@ -64,7 +66,9 @@ class Workload:
     environment: dict[str, str] = field(default_factory=dict)
     restore: Sequence[str] = ()
     sleep_between: bool = False
+    refused: bool = False
     before: str | None = None
+    faults: Sequence[dict[str, Any]] = ()
     rpc: Sequence[str] = ()
 
 
@@ -144,7 +148,8 @@ def run_workloads(workloads: Sequence[Workload], *, timeout_s: float = 840) -> l
         if first.runner == 2:
             extra |= model_runner_v2(place / "plugin")
         if first.sparse:
-            sparse_models.plugin(place / "plugin")
+            kernels = "sparse_cpu" if first.device is None else "gpu_platform.sparse"
+            sparse_models.plugin(place / "plugin", f"tests.support.{kernels}")
         with (place / "log.txt").open("wb") as log:
             process = start_in_own_group(command, first.workers, extra, log)
             try:

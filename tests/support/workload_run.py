@@ -5,14 +5,18 @@ import multiprocessing
 import os
 import pkgutil
 import sys
+import traceback
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from kvpp_vllm.demo.engine import engine_arguments
 from tests.support.gpu_platform import LIBRARY
 from tests.support.vllm_cpu import restore_scheduling, with_known_payload
-from tests.support.workload import SEPARATOR
+from tests.support.workload import SEPARATOR, Covered
+
+COVERED = [field.name for field in fields(Covered)]
 
 
 def main(workloads_path: Path, outcomes_path: Path) -> None:
@@ -28,7 +32,10 @@ def run(workload: dict[str, Any]) -> dict[str, Any]:
 
     print(SEPARATOR, end="", flush=True)
     arguments = engine_arguments(Path(workload["model"]), ranks=workload["workers"])
-    llm = LLM(**(arguments | {"disable_log_stats": False} | with_known_payload(workload["engine"])))
+    engine = arguments | {"disable_log_stats": False} | with_known_payload(workload["engine"])
+    if workload["refused"]:
+        return refused(engine)
+    llm = LLM(**engine)
     try:
         if workload["before"]:
             llm.collective_rpc(pkgutil.resolve_name(workload["before"]))
@@ -36,10 +43,26 @@ def run(workload: dict[str, Any]) -> dict[str, Any]:
         for number, requests in enumerate(workload["rounds"]):
             if number and workload["sleep_between"]:
                 drive.sleep_and_wake()
+            for faults in workload["faults"][number : number + 1]:
+                llm.collective_rpc("set_faults", args=(faults,))
             drive.round(requests)
         return drive.outcome() | {"rpc": {name: llm.collective_rpc(name) for name in workload["rpc"]}}
     finally:
         llm.llm_engine.engine_core.shutdown()
+
+
+def refused(engine: dict[str, Any]) -> dict[str, Any]:
+    """The outcome of an engine that does not start; what it says is in the log."""
+    from vllm import LLM
+
+    try:
+        LLM(**engine)
+    except Exception:
+        traceback.print_exc()
+        nothing: dict[str, Any] = {"tokens": [], "num_blocks": 0, "async_scheduling": False}
+        nothing |= {"drafts": [], "accepted": 0, "slept": 0, "rpc": {}}
+        return nothing | {"covered": dict.fromkeys(COVERED, 0)}
+    raise AssertionError("The engine started.")
 
 
 def import_once_for_all_workers() -> None:

@@ -9,9 +9,11 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+
+from docs.support import Row, read_table
 
 CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
 ON = {"enable_kvpp": True}
@@ -46,11 +48,16 @@ def outcome(model: str, **settings: Any) -> str:
 
 def changed(model: str, part: str, field: str, value: Any, **settings: Any) -> str:
     """The outcome for a configuration that vLLM has finished without KVPP, after one change."""
-    from kvpp_vllm.plugin import activate
-
     config = configuration(model, additional={}, **settings)
     setattr(getattr(config, part), field, value)
-    config.additional_config = ON
+    return activated(config)
+
+
+def activated(config: Any, additional: Any = ON) -> str:
+    """The outcome for a configuration that vLLM has finished without KVPP."""
+    from kvpp_vllm.plugin import activate
+
+    config.additional_config = additional
     try:
         activate(config)
     except Exception as error:
@@ -97,11 +104,53 @@ def main(directory: Path) -> None:
     mla, dense, hybrid, sliding, sparse, mtp = (
         str(directory / name) for name in ("mla", "dense", "hybrid", "sliding", "sparse", "mtp")
     )
-    cases = asking(mla, dense) | models(hybrid, sliding, sparse) | cache_users(mla) | drafts(mla, mtp)
+    cases = supported(directory)
+    cases |= asking(mla, dense) | models(hybrid, sliding, sparse) | cache_users(mla) | drafts(mla, mtp)
     cases |= graphs(mla, sparse) | after_vllm(mla)
+    cases |= on_cuda(mla)
     cases |= {name: ascend(mla, directory / name) for name in ("ascend", "ascend with kvpp")}
     cases |= worker(mla)
     print("CASES " + json.dumps(cases))
+
+
+def supported(directory: Path) -> dict[str, str]:
+    """Every configuration of docs/support.toml, on each Model Runner that its row names."""
+    return {
+        name: row_outcome(directory, config, runner)
+        for row in read_table().rows
+        for name, config, runner in row_configurations(row)
+    }
+
+
+def row_configurations(row: Row) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """For each: the name of its case, the configuration as the table has it, and the Model Runner."""
+    for runner in ("V1", "V2") if row.runner in ("both", "") else (row.runner,):
+        for number, config in enumerate(row.config, start=1):
+            yield f"row {row.number}, {row.what} [{runner}, {number}]", dict(config), runner
+
+
+def row_outcome(directory: Path, config: dict[str, Any], runner: str) -> str:
+    """The worker class and the Model Runner, or what was raised."""
+    environ = config.pop("env", {}) | {"VLLM_USE_V2_MODEL_RUNNER": str(int(runner == "V2"))}
+    finished, kvpp = config.pop("finished", {}), config.pop("kvpp", None)
+    with_ascend = importing(directory / "ascend") if config.pop("vllm_ascend", False) else nullcontext()
+    with_graphs = keeping_graphs() if config.pop("graphs", False) else nullcontext()
+    settings = {
+        "model": str(directory / config.pop("model")),
+        "ranks": config.pop("tensor_parallel_size", 2),
+        "eager": config.pop("enforce_eager", True),
+    }
+    with variables(**environ), with_graphs, with_ascend as worker:
+        try:
+            made = configuration(**settings, additional={}, **config)
+        except Exception as error:
+            return f"vLLM refuses it: {type(error).__name__}: {error}"
+        made.parallel_config.worker_cls = worker or made.parallel_config.worker_cls
+        for place, value in finished.items():
+            part, _, name = place.partition(".")
+            setattr(getattr(made, part), name, value)
+        chosen = activated(made, ON if kvpp is None else ON | {"kvpp": kvpp})
+        return f"{chosen} on {'V2' if made.use_v2_model_runner else 'V1'}"
 
 
 def asking(mla: str, dense: str) -> dict[str, str]:
@@ -182,9 +231,36 @@ def graphs(mla: str, sparse: str) -> dict[str, str]:
         update = "vllm::unified_mla_kv_cache_update"
         cases["attention swallowed"] = compiled(**piecewise, splitting_ops=[update])
         cases["own split"] = compiled(**piecewise, splitting_ops=[update, attention])
+        cases |= sparse_graphs(sparse, [update, attention])
         with variables(VLLM_USE_BREAKABLE_CUDAGRAPH="1"):
             cases["breakable"] = compiled(**piecewise)
             cases["breakable eager"] = outcome(mla)
+    return cases
+
+
+def sparse_graphs(sparse: str, mla_ops: list[str]) -> dict[str, str]:
+    """Sparse attention without breakable graphs, which vLLM would choose for it and then compile nothing."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    cases = {}
+    with variables(VLLM_USE_BREAKABLE_CUDAGRAPH="0"):
+        piecewise = {"eager": False, "compilation_config": {"cudagraph_mode": "PIECEWISE"}}
+        cases["sparse PIECEWISE"] = outcome(sparse, **piecewise)
+        for name, split in (("own split", mla_ops), ("update swallowed", mla_ops[1:])):
+            config = {"cudagraph_mode": "PIECEWISE", "splitting_ops": split}
+            cases[f"sparse {name}"] = outcome(sparse, eager=False, compilation_config=config)
+        config = configuration(
+            sparse,
+            eager=False,
+            compilation_config={"cudagraph_mode": "PIECEWISE", "splitting_ops": mla_ops},
+        )
+        cases["sparse pieces end at"] = " ".join(config.compilation_config.splitting_ops)
+        for platform in ("cuda", "rocm"):
+            finished = configuration(sparse, additional={}, **piecewise)
+            stock = getattr(CpuPlatform, f"is_{platform}")
+            setattr(CpuPlatform, f"is_{platform}", lambda self: True)
+            cases[f"sparse PIECEWISE on {platform}"] = activated(finished)
+            setattr(CpuPlatform, f"is_{platform}", stock)
     return cases
 
 
@@ -206,14 +282,39 @@ def after_vllm(mla: str) -> dict[str, str]:
     }
 
 
+def on_cuda(mla: str) -> dict[str, str]:
+    """A configuration for a CUDA device. The torch of a CPU brings no NCCL, which every case is refused for too."""
+
+    def found(**environment: str) -> str:
+        with variables(**environment):
+            return changed(mla, "device_config", "device_type", "cuda")
+
+    fused = configuration(mla, additional={})
+    fused.device_config.device_type = "cuda"
+    fused.compilation_config.pass_config.fuse_allreduce_rms = True
+    return {
+        "on cuda": found(),
+        "on cuda NCCL path": found(VLLM_NCCL_SO_PATH="/opt/libnccl.so"),
+        "on cuda FlashInfer over PCIe": found(VLLM_ALLREDUCE_USE_FLASHINFER_PCIE_IPC="1"),
+        "on cuda fused": activated(fused),
+    }
+
+
 def ascend(mla: str, directory: Path) -> str:
     """With the stand-in for vllm-ascend that `directory` holds."""
+    with importing(directory) as worker:
+        return changed(mla, "parallel_config", "worker_cls", worker)
+
+
+@contextmanager
+def importing(directory: Path) -> Iterator[str]:
+    """Let the stand-in for vllm-ascend of `directory` be found for a while; gives its worker class."""
     sys.path.insert(0, str(directory))
     try:
-        return changed(mla, "parallel_config", "worker_cls", "vllm_ascend.worker.worker.NPUWorker")
+        yield "vllm_ascend.worker.worker.NPUWorker"
     finally:
         sys.path.remove(str(directory))
-        del sys.modules["vllm_ascend"]
+        sys.modules.pop("vllm_ascend", None)
 
 
 def worker(mla: str) -> dict[str, str]:

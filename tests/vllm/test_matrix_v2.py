@@ -15,6 +15,7 @@ from tests.support.workload import (
     run_workloads,
     together,
 )
+from tests.vllm.test_vllm_compiled import PIECES
 
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(1700)]
 
@@ -145,9 +146,24 @@ def compiled(models: Path, prompts: list[list[int]]) -> Case:
     )
 
 
+def pieces(models: Path, prompts: list[list[int]]) -> Case:
+    """Compiled by vLLM and split into pieces as for GPUs, backend eager."""
+    return Case(
+        workload=Workload(
+            model=str(write_checkpoint(models / "mla", layers=8)),
+            rounds=[together(prompts, max_tokens=10)],
+            engine=PIECES.engine | {"enforce_eager": False, "kv_cache_memory_bytes": 48 << 20},
+            environment={"TORCH_COMPILE_DISABLE": "0"} | PIECES.environment,
+            restore=PIECES.restore,
+        ),
+        owned=[[4, 4]],
+        logged=PIECES.logged,
+    )
+
+
 @pytest.fixture(
     scope="module",
-    params=[scheduling, mtp, tp2_pp2, tp4, ep, compiled],
+    params=[scheduling, mtp, tp2_pp2, tp4, ep, compiled, pieces],
     ids=lambda make: make.__name__,
 )
 def runs(request, prompts, tmp_path_factory) -> Runs:

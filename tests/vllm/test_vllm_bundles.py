@@ -178,7 +178,7 @@ def one_rank(specs):
 def test_a_cache_that_is_not_the_layers_indexer_is_refused(specs):
     layers = {name: mla_layer() for name in specs}
     with pytest.raises(NotActiveError, match="shares its index with the caches"):
-        hook_layers(one_rank(specs), layers)
+        hook_layers(one_rank(specs), layers, compiled=False)
 
 
 def test_an_indexer_without_its_operation_is_refused(specs):
@@ -187,4 +187,88 @@ def test_an_indexer_without_its_operation_is_refused(specs):
     indexer.k_cache = layers[indexer_name(0)]
     layers[main_name(0)].indexer = indexer
     with pytest.raises(NotActiveError, match=r"has no indexer\.indexer_op\.forward"):
-        hook_layers(one_rank(specs), layers)
+        hook_layers(one_rank(specs), layers, compiled=False)
+
+
+def sparse_layers(specs):
+    """Modules by name, with indexers for the layers that have one."""
+    layers = {name: mla_layer() for name in specs}
+    for index in (0, 1, 3, 5):
+        indexer = torch.nn.Module()
+        indexer.k_cache = layers[indexer_name(index)]
+        layers[main_name(index)].indexer = indexer
+    for layer in layers.values():
+        layer.prepare_kv_cache_update = lambda metadata: metadata
+        layer.forward_impl = lambda *inputs: inputs
+    return layers
+
+
+def call_indexer_op(name):
+    """vLLM's operator, with a kernel that only says that it ran."""
+    from vllm.utils.torch_utils import _encode_layer_name
+
+    empty, ran = torch.zeros(1), torch.zeros(1)
+    torch.ops.vllm.sparse_attn_indexer(
+        empty,
+        _encode_layer_name(name),
+        empty,
+        empty,
+        None,
+        None,
+        empty,
+        *(1, None, 1, 1, 1, 1),
+        ran,
+        *(False, False, False),
+        _encode_layer_name(""),
+    )
+    return bool(ran)
+
+
+@pytest.fixture
+def indexer_op():
+    from vllm.model_executor.layers import sparse_attn_indexer  # noqa: F401 - defines the operator
+
+    library = torch.library.Library("vllm", "IMPL")
+
+    def kernel(*args):
+        args[13].fill_(1)
+        return args[13].clone()
+
+    library.impl("sparse_attn_indexer", kernel, "CPU")
+    return library
+
+
+def test_in_a_compiled_model_the_indexers_operator_acquires(specs, indexer_op):
+    forward, layers = one_rank(specs), sparse_layers(specs)
+    kept = hook_layers(forward, layers, compiled=True)
+    assert call_indexer_op(indexer_name(0))  # outside a forward it only runs
+    forward.begin(history=False)
+    assert call_indexer_op("model.layers.9.self_attn.indexer.k_cache")  # a draft layer's
+    assert forward.held is None
+    assert call_indexer_op(indexer_name(0))
+    assert forward.held == 0
+    layers[main_name(0)].prepare_kv_cache_update(None)
+    layers[main_name(0)].forward_impl()
+    call_indexer_op(indexer_name(1))
+    layers[main_name(1)].forward_impl()
+    layers[main_name(2)].prepare_kv_cache_update(None)  # without an indexer
+    assert forward.held == 2
+    del kept
+    forward.abort()
+    forward.begin(history=False)
+    assert call_indexer_op(indexer_name(0))
+    assert forward.held is None
+    forward.abort()
+
+
+def test_a_compiled_model_whose_indexer_went_another_way_is_refused(specs, indexer_op):
+    forward, layers = one_rank(specs), sparse_layers(specs)
+    kept = hook_layers(forward, layers, compiled=True)
+    forward.begin(history=False)
+    with pytest.raises(
+        NotActiveError,
+        match=r"'model\.layers\.0.*has not run as the operator vllm::sparse_attn_indexer.*eager",
+    ):
+        layers[main_name(0)].prepare_kv_cache_update(None)
+    forward.abort()
+    del kept

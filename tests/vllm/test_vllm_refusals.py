@@ -1,97 +1,13 @@
 """KVPP asked for and not possible is an error of one sentence; not asked for, it changes nothing."""
 
-import json
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from kvpp_dag.errors import NotActiveError
+from kvpp_vllm.checks import HOOK_OPS, INDEXER_OP
 from kvpp_vllm.config_seams import CONFIG_SEAMS, NCCL_SEAMS
-from kvpp_vllm.demo.engine import environment
 from kvpp_vllm.seams import CPU_SEAMS, GPU_SEAMS, Seam, check_seams
-from tests.support.models import write_dense_checkpoint
-from tests.support.vllm_cpu import REPOSITORY
 
 CPU_WORKER = "vllm.v1.worker.cpu_worker.CPUWorker"
-
-
-# Configurations only: none of these models is ever loaded.
-CONFIGS: dict[str, dict[str, Any]] = {
-    "mla": {},
-    "sliding": {"sliding_window": 512},
-    "hybrid": {
-        "architectures": ["KimiLinearForCausalLM"],
-        "model_type": "kimi_linear",
-        "linear_attn_config": {
-            "kda_layers": [1, 2, 3],
-            "full_attn_layers": [4],
-            "head_dim": 32,
-            "num_heads": 4,
-            "short_conv_kernel_size": 4,
-        },
-        "rope_scaling": None,
-    },
-    "sparse": {
-        "architectures": ["DeepseekV32ForCausalLM"],
-        "model_type": "deepseek_v32",
-        "q_lora_rank": 64,
-        "index_topk": 64,
-        "index_n_heads": 4,
-        "index_head_dim": 128,
-    },
-    "mtp": {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "model_type": "deepseek_v3",
-        "num_nextn_predict_layers": 1,
-    },
-}
-
-
-def write_configs(directory: Path, like: Path) -> None:
-    config = json.loads((like / "config.json").read_text())
-    for name, changes in CONFIGS.items():
-        model = directory / name
-        model.mkdir()
-        for tokenizer in like.glob("tokenizer*"):
-            shutil.copy(tokenizer, model)
-        (model / "config.json").write_text(json.dumps(config | changes))
-
-
-def write_ascend(directory: Path, *, settings: str) -> None:
-    """A stand-in for vllm-ascend, which cannot be imported without an NPU's runtime."""
-    package = directory / "vllm_ascend"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / "ascend_config.py").write_text(settings)
-
-
-@pytest.fixture(scope="module")
-def run(checkpoint, tmp_path_factory):
-    models = tmp_path_factory.mktemp("models")
-    write_configs(models, Path(checkpoint))
-    write_dense_checkpoint(models / "dense")
-    write_ascend(models / "ascend", settings="")
-    write_ascend(models / "ascend with kvpp", settings='additional_config.get("enable_kvpp", False)')
-    return subprocess.run(
-        [sys.executable, "-O", "-m", "tests.vllm.refusals", str(models)],
-        cwd=REPOSITORY,
-        env=os.environ | environment(ranks=2) | {"TORCH_COMPILE_DISABLE": "0"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=True,
-    )
-
-
-@pytest.fixture(scope="module")
-def cases(run) -> dict[str, str]:
-    line = next(line for line in run.stdout.splitlines() if line.startswith("CASES "))
-    return json.loads(line.removeprefix("CASES "))
 
 
 def test_asked_for_it_replaces_the_worker_class(cases):
@@ -108,6 +24,9 @@ def test_asked_for_it_replaces_the_worker_class(cases):
         "compiled, no graphs",
         "PIECEWISE",
         "own split",
+        "sparse compiled",
+        "sparse PIECEWISE",
+        "sparse own split",
         "breakable eager",
     ],
 )
@@ -115,26 +34,30 @@ def test_what_goes_together_with_it_is_not_refused(cases, case):
     assert cases[case] == "kvpp_vllm.worker_cpu.KvppCPUWorker"
 
 
+def test_compiled_pieces_of_a_sparse_model_end_at_the_indexers_operator(cases):
+    assert cases["sparse pieces end at"].split() == [*HOOK_OPS, INDEXER_OP]
+
+
 @pytest.mark.parametrize("case", ["off", "false"])
 def test_not_asked_for_it_leaves_the_worker_class(cases, case):
     assert cases[case] == CPU_WORKER
 
 
-def test_one_rank_is_a_warning_and_changes_nothing(cases, run):
+def test_one_rank_is_a_warning_and_changes_nothing(cases, refusals_run):
     assert "UniProc" not in cases["tp1"]
     assert cases["tp1"] == CPU_WORKER
     warning = "KVPP was asked for at tensor parallel size 1"
-    assert warning in run.stdout + run.stderr
+    assert warning in refusals_run.stdout + refusals_run.stderr
 
 
 def test_the_worker_of_vllm_ascend_is_extended(cases):
     assert cases["ascend"] == "kvpp_vllm.ascend.worker.KvppNPUWorker"
 
 
-def test_a_vllm_ascend_with_its_own_kvpp_acts_and_the_plugin_says_so(cases, run):
+def test_a_vllm_ascend_with_its_own_kvpp_acts_and_the_plugin_says_so(cases, refusals_run):
     assert cases["ascend with kvpp"] == "vllm_ascend.worker.worker.NPUWorker"
     sentence = "The installed vllm-ascend has a KVPP of its own, which acts on enable_kvpp; this plugin "
-    assert (run.stdout + run.stderr).count(sentence) == 1
+    assert (refusals_run.stdout + refusals_run.stderr).count(sentence) == 1
 
 
 @pytest.mark.parametrize(
@@ -181,7 +104,12 @@ def test_a_vllm_ascend_with_its_own_kvpp_acts_and_the_plugin_says_so(cases, run)
         ("partition", "set use_inductor_graph_partition to false in --compilation-config"),
         ("update swallowed", "splitting_ops lacks vllm::unified_mla_kv_cache_update"),
         ("attention swallowed", "splitting_ops lacks vllm::unified_mla_attention_with_output"),
-        ("sparse compiled", "has sparse attention"),
+        ("sparse update swallowed", "splitting_ops lacks vllm::unified_mla_kv_cache_update"),
+        (
+            "sparse PIECEWISE on cuda",
+            "fused kernels on this platform write both caches inside a captured",
+        ),
+        ("sparse PIECEWISE on rocm", "(cudagraph_mode PIECEWISE); add --enforce-eager"),
         ("sparse default graphs", "VLLM_USE_BREAKABLE_CUDAGRAPH=0"),
         ("other worker", "the worker class is " + CPU_WORKER),
     ],

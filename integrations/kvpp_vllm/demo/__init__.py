@@ -1,1 +1,1 @@
-"""The demo: real vLLM on a CPU, KVPP off, on, and on with broadcasts skipped, over the same prompts."""
+"""The demo: real vLLM on the devices it is built for, KVPP off, on, and on with broadcasts skipped, same prompts."""

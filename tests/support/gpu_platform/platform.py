@@ -33,7 +33,8 @@ class DevicePlatform(Platform):
     def get_attn_backend_cls(
         cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
     ) -> str:
-        return "tests.support.gpu_platform.attention.Backend"
+        module = "sparse" if attn_selector_config.use_sparse else "attention"
+        return f"tests.support.gpu_platform.{module}.Backend"
 
     @classmethod
     def get_mla_prefill_backend_cls(cls, selector_config: Any) -> Any:

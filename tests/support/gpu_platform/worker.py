@@ -11,7 +11,7 @@ from vllm.v1.attention.ops import merge_attn_states
 from vllm.v1.worker import gpu_worker
 
 from tests.device.build import NAME
-from tests.support.gpu_platform import attention, faults
+from tests.support.gpu_platform import FAULTS, Faults, attention, experts, faults
 
 
 def register() -> None:
@@ -19,10 +19,11 @@ def register() -> None:
     if isinstance(gpu_worker.torch, _Torch):
         return
     gpu_worker.torch = _Torch()
+    faults.install()
     stock = gpu_worker.Worker.init_device
 
     def init_device(self: Any) -> None:
-        faults.apply(self.vllm_config.additional_config)
+        self.set_faults(self.vllm_config.additional_config.get(FAULTS, {}))
         kept = self.device_config
         self.device_config = SimpleNamespace(device_type="cuda", device=NAME)
         try:
@@ -34,8 +35,10 @@ def register() -> None:
     gpu_worker.Worker.init_device = init_device
     gpu_worker.Worker._maybe_get_memory_pool_context = lambda self, tag: nullcontext()
     gpu_worker.Worker.device_facts = _device_facts
+    gpu_worker.Worker.set_faults = _set_faults
     gpu_worker.kernel_warmup = lambda worker: None  # kernels of GPUs, and models that need torchvision
     ops.gather_and_maybe_dequant_cache = attention.gather_context
+    experts.register()
     for module in (merge_attn_states, mla_attention):
         module.merge_attn_states = merge_attn_states._merge_attn_states_torch
 
@@ -49,6 +52,12 @@ class _Torch:
     @staticmethod
     def device(what: Any, *more: Any) -> torch.device:
         return torch.device(what.replace("cuda", NAME) if isinstance(what, str) else what, *more)
+
+
+def _set_faults(self: Any, changes: dict[str, Any]) -> None:
+    """For `collective_rpc`: act as `Faults(**changes)` says, once all that was submitted has run."""
+    torch.accelerator.synchronize()
+    faults.activate(Faults(**changes), rank=self.rank)
 
 
 def _device_facts(self: Any) -> dict[str, Any]:
