@@ -44,9 +44,11 @@ class Queue {
     bool always;
   };
   void serve();
+  void await_work(Lock& lock);
 
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable work_, idle_;
+  bool asleep_ = false;
   std::deque<Item> items_;
   bool started_ = false;
 };
