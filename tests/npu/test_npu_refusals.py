@@ -44,19 +44,18 @@ def test_refused_in_one_sentence_that_names_the_setting(released, case, words):
 
 
 @pytest.mark.parametrize(
-    ("stack", "given", "additional", "environment", "words"),
+    ("stack", "given", "additional", "words"),
     [
-        (RELEASED, "{}", {}, {}, "has no KVPP of its own to be served in place of"),
-        (OWN_KVPP, "{}", ON, {}, "leave one of them out"),
-        (OWN_KVPP, "yes", {}, {}, "KVPP_DAG_SETTINGS is 'yes'; expected a JSON object of settings"),
-        (OWN_KVPP, "3", {}, {}, "expected an object of settings"),
-        (OWN_KVPP, '{"no_such": 1}', {}, {}, "the unknown setting 'no_such'"),
-        (OWN_KVPP, "{}", {}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}, "set VLLM_USE_V2_MODEL_RUNNER=0"),
+        (RELEASED, "{}", {}, "has no KVPP of its own to be served in place of"),
+        (OWN_KVPP, "{}", ON, "leave one of them out"),
+        (OWN_KVPP, "yes", {}, "KVPP_DAG_SETTINGS is 'yes'; expected a JSON object of settings"),
+        (OWN_KVPP, "3", {}, "expected an object of settings"),
+        (OWN_KVPP, '{"no_such": 1}', {}, "the unknown setting 'no_such'"),
     ],
 )
 def test_the_variable_is_refused_where_it_is_not_clear_what_it_means(
-    models, library, stack, given, additional, environment, words
+    models, library, stack, given, additional, words
 ):
-    variables = {"KVPP_DAG_SETTINGS": given} | environment
+    variables = {"KVPP_DAG_SETTINGS": given}
     found = refused(models, library, {"case": ({}, additional)}, stack=stack, environment=variables)
     assert words in found["case"]

@@ -177,7 +177,7 @@ def _let_the_indexer_be_early() -> None:
         return in_op(_UnhookedOperator(forward), ordinals)
 
     def acquired_before(forward: Any, ordinal: int, original: Any) -> Any:
-        right, late = (wrap(forward, ordinal, original) for wrap in (checked, hooks._acquiring))
+        right, late = (wrap(forward, ordinal, original) for wrap in (checked, hooks.acquiring))
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if Now.phase != "phase_acquired_late":
