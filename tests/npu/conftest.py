@@ -29,8 +29,11 @@ def models(tmp_path_factory) -> "dict[str, str]":
     written = {
         "dense": write_checkpoint(folder / "dense", layers=10),
         "experts": write_moe_checkpoint(folder / "experts", layers=8),
+        "deep": write_checkpoint(folder / "deep", layers=16),
         "mtp": write_mtp_checkpoint(folder / "mtp", layers=8),
         "sparse": write_sparse_checkpoint(folder / "sparse", family="deepseek", layers=8),
-        "shared": write_sparse_checkpoint(folder / "shared", family="glm", layers=8),
+        # Layers without an indexer read the choice of others from a buffer as wide as the
+        # model says, into which vllm-ascend puts 2048.
+        "shared": write_sparse_checkpoint(folder / "shared", family="glm", layers=8, index_topk=2048),
     }
     return {name: str(place) for name, place in written.items()}

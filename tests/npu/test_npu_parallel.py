@@ -24,7 +24,7 @@ def check(off, on, control) -> None:
 
 
 def test_two_stages_of_two_ranks(models, library):
-    off, on, control = runs(models, library, "dense", pipeline_parallel_size=2)
+    off, on, control = runs(models, library, "deep", pipeline_parallel_size=2)
     check(off, on, control)
     assert {(stats["stage"], stats["rank"]) for stats in on.rpc["kvpp_stats"]} == {
         (0, 0),

@@ -17,7 +17,7 @@ def runs(request, models, library):
         model=models["dense"],
         rounds=coming_and_going(),
         arguments={
-            "max_num_batched_tokens": 256,
+            "max_num_batched_tokens": 200,
             "kv_cache_memory_bytes": 64 << 20,
             "num_gpu_blocks_override": 8,
             "async_scheduling": request.param == "asynchronous",
