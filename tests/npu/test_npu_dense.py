@@ -10,6 +10,7 @@ from tests.npu.prompts import two_rounds
 pytestmark = [pytest.mark.npu, pytest.mark.timeout(1800)]
 
 WAITS = ("no waits of compute", "no waits of transfers")
+CHECKED = (*WAITS, "no waits of copies")
 HOOKS = ("no acquire of decodes", "no acquire of prefills")
 CHUNKED = {"max_num_batched_tokens": 256, "kv_cache_memory_bytes": 64 << 20}
 
@@ -40,9 +41,10 @@ def payloads(plain, library):
     engines |= {
         name: replace(plain, kvpp=unchecked, faults=["delays", name]) for name in (*WAITS, *HOOKS)
     }
-    engines["checked"] = replace(
-        plain, kvpp={"payload": "full"}, faults=["delays", "no waits of compute"]
-    )
+    engines |= {
+        f"checked, {name}": replace(plain, kvpp={"payload": "active"}, faults=["delays", name])
+        for name in CHECKED
+    }
     return dict(zip(engines, run_engines(list(engines.values()), library=library), strict=True))
 
 
@@ -80,7 +82,8 @@ def test_a_hook_that_is_left_out_is_an_error_of_the_first_step_that_would_need_i
     assert "called release(0) out of turn: layer 0 is next" in payloads[name].error
 
 
-def test_with_its_self_check_the_engine_does_not_start_with_a_wait_left_out(payloads):
-    error = payloads["checked"].error
-    assert error is not None
-    assert "SelfCheckError" in payloads["checked"].log
+@pytest.mark.parametrize("name", CHECKED)
+def test_with_its_self_check_the_engine_does_not_start_with_a_wait_left_out(payloads, name):
+    checked = payloads[f"checked, {name}"]
+    assert checked.error is not None
+    assert "SelfCheckError" in checked.log
