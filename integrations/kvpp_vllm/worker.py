@@ -8,19 +8,15 @@ from functools import partial
 from typing import Any
 
 from vllm.config import CompilationMode
-from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.v1.worker.gpu_worker import Worker
 
-from kvpp_dag.errors import NotActiveError
 from kvpp_vllm.collectives import prepare_collectives
 from kvpp_vllm.config import read_config
 from kvpp_vllm.hooks import hook_layers
-from kvpp_vllm.rank import KvppRank
 from kvpp_vllm.runners import RunnerKind, after_state_update, allocating, runner_kind
 from kvpp_vllm.seams import GPU_SEAMS, Seam, check_seams
 from kvpp_vllm.specs import cache_specs
 from kvpp_vllm.steps import KvppSteps
-from kvpp_vllm.transports import make_transport
 
 
 class KvppWorker(KvppSteps, Worker):  # type: ignore[misc]
@@ -35,15 +31,7 @@ class KvppWorker(KvppSteps, Worker):  # type: ignore[misc]
         check_seams(self.kvpp_seams, runner=self.kvpp_runner.version)
         prepare_collectives(self.vllm_config)
         super().init_device()
-        config = read_config(self.vllm_config.additional_config)
-        if config is None:
-            raise NotActiveError("A KVPP worker was made for a configuration that does not ask for it.")
-        self.kvpp = KvppRank(
-            config=config,
-            transport=make_transport(config, list(get_tp_group().ranks), device=self.device),
-            stage=get_pp_group().rank_in_group,
-            device=self.device,
-        )
+        self.join_group(read_config(self.vllm_config.additional_config))
 
     def determine_available_memory(self) -> int:
         """The logical bytes that this worker's physical bytes are worth to the planner."""

@@ -4,15 +4,20 @@ The kernels are torch's (`gpu_platform.sparse`), each one launch on the stream t
 """
 
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from tests.gpu.conftest import on_device
-from tests.gpu.test_gpu_tokens import DELAYS, LATE, RUNNERS
-from tests.support.gpu_platform import Faults
-from tests.support.workload import Outcome, Workload, run_workloads, together
+from tests.gpu.rounds import (
+    Runs,
+    run_rounds,
+    test_every_request_differs_when_broadcasts_are_skipped,
+    test_every_request_differs_when_compute_does_not_wait,
+    test_the_worker_and_the_runner_are_the_gpu_s,
+    test_tokens_are_those_without_kvpp,
+)
+from tests.support.workload import Workload
 from tests.vllm.test_matrix_sparse import (
     BLOCK,
     DRAFTS,
@@ -26,15 +31,16 @@ from tests.vllm.test_matrix_sparse import (
     make_checkpoint,
 )
 
+__all__ = [
+    "test_every_request_differs_when_broadcasts_are_skipped",
+    "test_every_request_differs_when_compute_does_not_wait",
+    "test_the_worker_and_the_runner_are_the_gpu_s",
+    "test_tokens_are_those_without_kvpp",
+]
+
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(1700)]
 
 TOKENS = 6
-ROUNDS = [
-    Faults(delays=DELAYS),
-    Faults(delays=DELAYS, way="take_turns", seed=2),
-    Faults(delays={"transfer": LATE}, dropped="compute"),
-]
-"""The rounds of one engine with KVPP on: two must give the tokens of KVPP off; in the last, compute does not wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,18 +54,10 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Runs:
-    """skipped: KVPP on, with nothing sent."""
+class SparseRuns(Runs):
+    """What the case says of its caches."""
 
-    off: Outcome
-    on: Outcome
-    skipped: Outcome
     case: Case
-
-    def of_round(self, number: int) -> list[list[int]]:
-        """Tokens of one of `ROUNDS`."""
-        count = len(self.off.tokens)
-        return self.on.tokens[number * count : (number + 1) * count]
 
 
 def deepseek(models: Path, runner: int) -> Case:
@@ -106,42 +104,15 @@ CASES = [
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0].__name__}-v{case[1]}")
-def runs(request, prompts, library, tmp_path_factory) -> Runs:
+def runs(request, prompts, library, tmp_path_factory) -> SparseRuns:
     make, runner = request.param
     case = make(tmp_path_factory.mktemp("models"), runner)
-    requests = together(prompts, max_tokens=TOKENS)
-    workload = replace(case.workload, rounds=[requests], device=library)
-    on = replace(
-        on_device(workload, {"payload": "auto"}),
-        rounds=[requests] * len(ROUNDS),
-        faults=[asdict(faults) for faults in ROUNDS],
-    )
-    skipped = on_device(workload, {"skip_broadcasts": True})
-    outcomes = run_workloads([on_device(workload, None), on, skipped], timeout_s=1600)
-    return Runs(
-        off=outcomes[0], on=outcomes[1], skipped=outcomes[2], case=replace(case, workload=workload)
-    )
+    workload = replace(case.workload, device=library)
+    return SparseRuns(**vars(run_rounds(workload, prompts, tokens=TOKENS)), case=case)
 
 
-@pytest.mark.parametrize("number", [0, 1])
-def test_tokens_are_those_without_kvpp(runs, number):
-    assert all(len(tokens) == TOKENS for tokens in runs.off.tokens)
-    assert runs.of_round(number) == runs.off.tokens
-
-
-def test_every_request_differs_when_broadcasts_are_skipped(runs):
-    pairs = zip(runs.skipped.tokens, runs.off.tokens, strict=True)
-    assert all(left != right for left, right in pairs)
-
-
-def test_every_request_differs_when_compute_does_not_wait(runs):
-    pairs = zip(runs.of_round(2), runs.off.tokens, strict=True)
-    assert all(left != right for left, right in pairs)
-
-
-def test_several_requests_are_longer_than_an_index(runs):
-    (requests,) = runs.case.workload.rounds
-    assert sum(len(request.prompt) > INDEX_TOPK + BLOCK for request in requests) >= 2
+def test_several_requests_are_longer_than_an_index(prompts):
+    assert sum(len(prompt) > INDEX_TOPK + BLOCK for prompt in prompts) >= 2
 
 
 def test_drafts_are_those_without_kvpp(runs):
@@ -162,10 +133,3 @@ def test_each_rank_holds_bundles_of_both_caches(runs):
         # Beside them, two staging halves of an eighth of the blocks at most.
         assert held <= rank["kv_bytes"] <= held * 1.2
         assert rank["forwards_with_history"] == runs.on.covered.with_history > 0
-
-
-def test_the_worker_and_the_runner_are_the_gpu_s(runs):
-    for run in (runs.off, runs.on, runs.skipped):
-        for facts in run.rpc["device_facts"]:
-            assert "vllm.v1.worker.gpu_worker.Worker" in facts["worker"]
-            assert facts["runner"] == f"{RUNNERS[runs.case.workload.runner]}.GPUModelRunner"

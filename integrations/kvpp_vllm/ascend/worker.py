@@ -2,20 +2,16 @@
 
 from typing import Any
 
-from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm_ascend.worker.worker import NPUWorker
 
-from kvpp_dag.errors import NotActiveError
 from kvpp_vllm.ascend.allocation import raw_tensors
 from kvpp_vllm.ascend.hooks import hook_layers
 from kvpp_vllm.ascend.own import own_kvpp, read_settings
 from kvpp_vllm.ascend.seams import ASCEND_SEAMS, ASCEND_VERSIONS, OWN_SEAMS
 from kvpp_vllm.ascend.specs import cache_specs
-from kvpp_vllm.rank import KvppRank
 from kvpp_vllm.runners import V1, after_state_update
 from kvpp_vllm.seams import check_seams
 from kvpp_vllm.steps import KvppSteps
-from kvpp_vllm.transports import make_transport
 
 
 class KvppNPUWorker(KvppSteps, NPUWorker):  # type: ignore[misc]
@@ -25,15 +21,7 @@ class KvppNPUWorker(KvppSteps, NPUWorker):  # type: ignore[misc]
         """Set up the device as vllm-ascend does, then the KVPP group of this pipeline stage."""
         check_seams(OWN_SEAMS if own_kvpp() else ASCEND_SEAMS, versions=ASCEND_VERSIONS)
         super().init_device()
-        config = read_settings(self.vllm_config.additional_config)
-        if config is None:
-            raise NotActiveError("A KVPP worker was made for a configuration that does not ask for it.")
-        self.kvpp = KvppRank(
-            config=config,
-            transport=make_transport(config, list(get_tp_group().ranks), device=self.device),
-            stage=get_pp_group().rank_in_group,
-            device=self.device,
-        )
+        self.join_group(read_settings(self.vllm_config.additional_config))
 
     def determine_available_memory(self) -> int:
         """The logical bytes that this worker's physical bytes are worth to the planner."""
