@@ -11,6 +11,9 @@ from kvpp_dag.runtime.streams import Stream
 _COLUMNS, _FEWEST, _MOST = 16, 256, 1 << 16
 """Shape of what is added up: along so few columns a device does little at a time, and one call takes long."""
 
+_LOOKS = 3
+"""How often a time is taken."""
+
 
 class Delay:
     """Called on a stream, it submits work that takes about `seconds` there; measured once, on `compute`.
@@ -29,10 +32,10 @@ class Delay:
     def last(self, seconds: float) -> None:
         """Take about that long from now on."""
         self._rows, self._repeats = _FEWEST, 1
-        taken = self._once()
+        taken = self._quickest()
         while taken < seconds and self._rows < _MOST:
             self._rows *= 2
-            taken = self._once()
+            taken = self._quickest()
         self._repeats = ceil(max(1.0, seconds / taken))
 
     def double(self) -> None:
@@ -43,6 +46,10 @@ class Delay:
         """Submit the work."""
         for _ in range(self._repeats):
             self._cells[: self._rows].cumsum_(0)
+
+    def _quickest(self) -> float:
+        """The shortest of some looks: on a busy host one alone takes long for another reason than the work."""
+        return min(self._once() for _ in range(_LOOKS))
 
     def _once(self) -> float:
         """Seconds that the work takes now."""

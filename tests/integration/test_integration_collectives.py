@@ -13,6 +13,7 @@ from kvpp_dag.errors import NotActiveError
 from kvpp_dag.runtime import nccl
 from kvpp_dag.runtime.nccl import LAUNCH_ORDER, MAX_CTAS, Found
 from kvpp_vllm import collectives, transports, worker
+from kvpp_vllm import steps as worker_steps
 from kvpp_vllm.collectives import (
     EngineCollectives,
     collective_refusals,
@@ -160,11 +161,11 @@ def test_a_worker_prepares_before_vllm_makes_a_communicator_and_warms_up_behind(
     monkeypatch.setattr(torch, "zeros", note("token"))
     monkeypatch.setattr(torch.accelerator, "synchronize", note("synchronize"))
     tp = SimpleNamespace(ranks=[0, 1])
-    monkeypatch.setattr(worker, "get_tp_group", lambda: tp)
-    monkeypatch.setattr(worker, "get_pp_group", lambda: SimpleNamespace(rank_in_group=0))
+    monkeypatch.setattr(worker_steps, "get_tp_group", lambda: tp)
+    monkeypatch.setattr(worker_steps, "get_pp_group", lambda: SimpleNamespace(rank_in_group=0))
     monkeypatch.setattr(worker, "runner_kind", lambda config: SimpleNamespace(version="V1"))
     monkeypatch.setattr(worker, "check_seams", note("seams"))
-    monkeypatch.setattr(worker, "KvppRank", lambda **_: steps.append("rank"))
+    monkeypatch.setattr(worker_steps, "KvppRank", lambda **_: steps.append("rank"))
     made = object.__new__(worker.KvppWorker)
     made.vllm_config = vllm_config()
     made.init_device()
