@@ -14,6 +14,21 @@ from tests.device.device import Device
 from tests.device.ranks import PATIENCE, Served, Setting, serve
 
 
+def join_processes(rank: int, *, folder: str, library: str, size: int) -> Device:
+    """Load the test device into this process, which joins a group of `size` that meet in `folder`."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    load_test_device(Path(library))
+    dist.init_process_group(
+        f"cpu:gloo,{NAME}:{COLLECTIVES}",
+        init_method=Path(folder, "store").as_uri(),
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=PATIENCE),
+    )
+    return Device(torch.device(NAME, 0), simulated=True)
+
+
 def serve_in_process(
     rank: int,
     *,
@@ -25,17 +40,7 @@ def serve_in_process(
     settings: Sequence[Setting],
 ) -> list[Served]:
     """Serve as one rank of a group of processes, once per setting."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    load_test_device(Path(library))
-    dist.init_process_group(
-        f"cpu:gloo,{NAME}:{COLLECTIVES}",
-        init_method=Path(folder, "store").as_uri(),
-        rank=rank,
-        world_size=size,
-        timeout=datetime.timedelta(seconds=PATIENCE),
-    )
-    device = Device(torch.device(NAME, 0), simulated=True)
+    device = join_processes(rank, folder=folder, library=library, size=size)
     transport = ProcessGroupTransport(dist.group.WORLD, range(size))
     served = [serve(transport, device, layers, blocks, setting) for setting in settings]
     transport.agree(b"done")  # leave together

@@ -5,7 +5,7 @@ have a KVPP of their own and are served in its place, checked on 0.30.0rc2.
 """
 
 from kvpp_vllm.config_seams import CONFIG_SEAMS
-from kvpp_vllm.seams import COMMON_SEAMS, Seam
+from kvpp_vllm.seams import COMMON_SEAMS, Seam, worker_seams
 
 ASCEND_VERSION = "0.23.0.post1"
 OWN_VERSION = "0.30.0rc2"
@@ -22,30 +22,7 @@ _FROM_VLLM = ("vllm.config", "vllm.v1.core.sched.output", "vllm.distributed.para
 
 _SHARED = (
     *(seam for seam in COMMON_SEAMS if seam.module in _FROM_VLLM),
-    Seam(
-        module=_WORKER,
-        attribute="NPUWorker.init_device",
-        parameters=(),
-        use="own process group, once the device is set",
-    ),
-    Seam(
-        module=_WORKER,
-        attribute="NPUWorker.determine_available_memory",
-        parameters=(),
-        use="budget: physical bytes become the logical bytes that the planner divides",
-    ),
-    Seam(
-        module=_WORKER,
-        attribute="NPUWorker.initialize_from_config",
-        parameters=("kv_cache_config",),
-        use="allocation with the final block count",
-    ),
-    Seam(
-        module=_WORKER,
-        attribute="NPUWorker.execute_model",
-        parameters=("scheduler_output",),
-        use="end or abort of a forward",
-    ),
+    *worker_seams(_WORKER, "NPUWorker"),
     Seam(
         module=_RUNNER,
         attribute="NPUModelRunner._update_states",
